@@ -1,0 +1,39 @@
+// Command cmd builds the parts that are named, or all of them, and prints the folders of their programs, one a line.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"etcdsnapshot.dev/ci/parts"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "parts:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		all, err := parts.Names()
+		if err != nil {
+			return err
+		}
+		names = all
+	}
+	for _, name := range names {
+		dir, err := parts.Dir(ctx, name)
+		if err != nil {
+			return err
+		}
+		fmt.Println(dir)
+	}
+	return nil
+}
