@@ -1,0 +1,343 @@
+package catalog
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	apiextv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/yaml"
+
+	"etcdsnapshot.dev/agent/api"
+	"etcdsnapshot.dev/agent/api/apitest"
+	"etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/ci/kubetest"
+)
+
+// dryRun has the API server judge a policy and keep nothing.
+func dryRun(ctx context.Context, c *Client, doc string) error {
+	t := target{resource: v1.PolicyResource, namespace: "kube-system"}
+	doc = strings.Replace(doc, `"metadata":{"name":"x"}`, `"metadata":{"name":"x","namespace":"kube-system"}`, 1)
+	return c.do(ctx, "create", t, c.rest.Post().Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/yaml").Body([]byte(doc)), nil)
+}
+
+// TestAcceptedByServer and TestRefusedByServer: the API server judges as the agent's own loader does (agent/api).
+func TestAcceptedByServer(t *testing.T) {
+	installCRDs(t, server)
+	c, err := New(server.Admin(), "kube-system")
+	require.NoError(t, err)
+	for name, doc := range apitest.Accepted() {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, dryRun(t.Context(), c, strings.Trim(doc, "-\n")))
+		})
+	}
+}
+
+func TestRefusedByServer(t *testing.T) {
+	installCRDs(t, server)
+	c, err := New(server.Admin(), "kube-system")
+	require.NoError(t, err)
+	var said strings.Builder
+	for name, r := range apitest.Refused() {
+		t.Run(name, func(t *testing.T) {
+			if r.NoPolicy {
+				return
+			}
+			err := dryRun(t.Context(), c, r.Doc)
+			require.Error(t, err)
+			said.WriteString(err.Error())
+			require.True(t, apierrors.IsInvalid(err) || apierrors.IsBadRequest(err), "%v", err)
+			for _, w := range r.Want {
+				require.Contains(t, err.Error(), w)
+			}
+		})
+	}
+	rules := 0
+	walk(policySchema(t), "", func(path string, s *apiextv1.JSONSchemaProps) {
+		for _, rule := range s.XValidations {
+			rules++
+			require.Contains(t, said.String(), rule.Message, "no case is refused by this CEL rule of %s", path)
+		}
+	})
+	require.Positive(t, rules)
+}
+
+// TestEveryKeyword breaks each keyword of the policy's schema, one after the other, in a policy that has every field. The
+// API server and the agent's own loader must accept the policy, refuse each break, and name the field.
+func TestEveryKeyword(t *testing.T) {
+	installCRDs(t, server)
+	c, err := New(server.Admin(), "kube-system")
+	require.NoError(t, err)
+	require.NoError(t, dryRun(t.Context(), c, everything))
+	var whole map[string]any
+	require.NoError(t, yaml.Unmarshal([]byte(everything), &whole))
+
+	n := 0
+	seen := map[string]bool{}
+	root := policySchema(t)
+	for _, part := range []string{"spec"} {
+		s := root.Properties[part]
+		breakAll(t, whole[part], &s, part, func(v any) map[string]any { return with(whole, part, v) }, func(path, keyword string, doc map[string]any) {
+			n++
+			seen[keyword] = true
+			data, err := json.Marshal(doc)
+			require.NoError(t, err)
+			err = dryRun(t.Context(), c, string(data))
+			require.Error(t, err, "%s: %s broken: %s", path, keyword, data)
+			require.True(t, apierrors.IsInvalid(err) || apierrors.IsBadRequest(err), "%s: %s: %v", path, keyword, err)
+			require.Contains(t, err.Error(), path, "%s broken", keyword)
+			_, err = api.ParsePolicy(data)
+			var invalid *api.InvalidError
+			require.ErrorAs(t, err, &invalid, "%s: %s broken", path, keyword)
+			require.Contains(t, err.Error(), path, "%s broken", keyword)
+		})
+	}
+	t.Logf("%d keywords broken: %s", n, strings.Join(slices.Sorted(maps.Keys(seen)), ", "))
+	for _, keyword := range []string{"type", "enum", "pattern", "maxLength", "minLength", "minimum", "maximum", "maxItems", "minItems", "maxProperties", "required", "list-type"} {
+		require.Contains(t, seen, keyword)
+	}
+}
+
+// TestFactsDoNotChange is the CEL rule of the rows.
+func TestFactsDoNotChange(t *testing.T) {
+	b := newBench(t)
+	m := b.snapshot("cp-1")
+	b.record(b.report("cp-1", m, in("node", m)))
+	changed := map[string]any{"spec": map[string]any{"node": "cp-9"}}
+	err := b.client.merge(t.Context(), target{resource: v1.SnapshotResource, namespace: b.namespace, name: m.Name}, changed, nil)
+	require.True(t, apierrors.IsInvalid(err), "%v", err)
+	require.ErrorContains(t, err, "the facts of a snapshot do not change")
+}
+
+// everything is a policy that has every field, with each backend.
+const everything = `
+apiVersion: etcdsnapshot.dev/v1
+kind: EtcdSnapshotPolicy
+metadata: {name: all, namespace: kube-system}
+spec:
+  clusterName: prod-eu
+  clusterUID: 0d3e2f54-8c0b-4a4e-9b52-9d4a5a0b7f11
+  timeZone: Europe/Berlin
+  etcd: {endpoints: ["https://127.0.0.1:2379"], caFile: /ca.crt, certFile: /c.crt, keyFile: /c.key, serverName: etcd}
+  compression: {algorithm: zstd, level: fastest}
+  encryption: {age: {recipients: [` + apitest.Recipient + `]}}
+  verification: {afterStore: full}
+  destinations:
+  - name: a
+    required: false
+    retention: {last: 1, hourly: 1, daily: 1, weekly: 1, monthly: 1, yearly: 1, within: 1d}
+    hostPath: {path: /b}
+  - name: b
+    gcs:
+      bucket: backups
+      prefix: p
+      endpoint: https://gcs.example.com
+      auth: {method: serviceAccountKey, credentialsFile: /k.json}
+      caBundleFile: /ca
+      insecureSkipTLSVerify: false
+      kmsKeyName: projects/p/locations/l/keyRings/r/cryptoKeys/k
+      storageClass: STANDARD
+      metadata: {a: b}
+  - name: c
+    azure:
+      account: acct
+      container: backups
+      prefix: p
+      serviceURL: https://acct.blob.example.com
+      auth: {method: clientSecret, credentialsDir: /c, clientID: i, tenantID: t, authorityHost: "https://login.example.com/"}
+      caBundleFile: /ca
+      insecureSkipTLSVerify: false
+      accessTier: Cool
+      encryptionScope: s
+      metadata: {a: b}
+  - name: d
+    s3:
+      bucket: backups
+      prefix: p
+      region: eu-central-1
+      endpoint: https://s3.example.com
+      addressingStyle: path
+      auth: {method: static, credentialsDir: /c, profile: p, roleARN: "arn:aws:iam::1:role/r", stsEndpoint: "https://sts.example.com"}
+      caBundleFile: /ca
+      insecureSkipTLSVerify: false
+      checksums: always
+      serverSideEncryption: {type: SSE-KMS, kmsKeyID: k}
+      storageClass: STANDARD
+      objectLock: {mode: GOVERNANCE, days: 7, legalHold: true}
+      tags: {a: b}
+      metadata: {a: b}
+`
+
+func policySchema(t *testing.T) *apiextv1.JSONSchemaProps {
+	t.Helper()
+	data, err := api.CRD(v1.PolicyResource)
+	require.NoError(t, err)
+	var crd apiextv1.CustomResourceDefinition
+	require.NoError(t, yaml.UnmarshalStrict(data, &crd))
+	return crd.Spec.Versions[0].Schema.OpenAPIV3Schema
+}
+
+func walk(s *apiextv1.JSONSchemaProps, path string, visit func(path string, s *apiextv1.JSONSchemaProps)) {
+	visit(path, s)
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		p := s.Properties[name]
+		walk(&p, path+"."+name, visit)
+	}
+	if s.Items != nil && s.Items.Schema != nil {
+		walk(s.Items.Schema, path+"[]", visit)
+	}
+	if s.AdditionalProperties != nil && s.AdditionalProperties.Schema != nil {
+		walk(s.AdditionalProperties.Schema, path+"{}", visit)
+	}
+}
+
+// with gives a copy of m in which key has another value; nil takes it away.
+func with(m map[string]any, key string, v any) map[string]any {
+	m = maps.Clone(m)
+	if m[key] = v; v == nil {
+		delete(m, key)
+	}
+	return m
+}
+
+// breakAll calls try once for each keyword of the schema s of value, with a document in which only that one is broken.
+// put gives the document with another value in the place of value; paths are written as the API server does.
+func breakAll(t *testing.T, value any, s *apiextv1.JSONSchemaProps, path string, put func(any) map[string]any, try func(path, keyword string, doc map[string]any)) {
+	t.Helper()
+	broken := func(keyword string, v any) { try(path, keyword, put(v)) }
+	breakScalar(t, s, path, broken)
+	switch v := value.(type) {
+	case map[string]any:
+		broken("type", "text")
+		if s.MinProperties != nil {
+			broken("minProperties", map[string]any{})
+		}
+		if s.MaxProperties != nil {
+			many := map[string]any{}
+			for i := range *s.MaxProperties + 1 {
+				many[fmt.Sprintf("k%d", i)] = "v"
+			}
+			broken("maxProperties", many)
+		}
+		for _, name := range s.Required {
+			try(path+"."+name, "required", put(with(v, name, nil)))
+		}
+		for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+			p := s.Properties[name]
+			child, ok := v[name]
+			if !ok {
+				require.Contains(t, []string{"hostPath", "gcs", "azure", "s3", "required", "retention", "keyDir"}, name, "%s.%s is missing in the policy that has everything", path, name)
+				continue
+			}
+			breakAll(t, child, &p, path+"."+name, func(x any) map[string]any { return put(with(v, name, x)) }, try)
+		}
+	case []any:
+		broken("type", "text")
+		breakList(v, s, path, broken, try, put)
+		for i, item := range v {
+			breakAll(t, item, s.Items.Schema, fmt.Sprintf("%s[%d]", path, i), func(x any) map[string]any {
+				items := slices.Clone(v)
+				items[i] = x
+				return put(items)
+			}, try)
+		}
+	}
+}
+
+func breakList(v []any, s *apiextv1.JSONSchemaProps, path string, broken func(string, any), try func(string, string, map[string]any), put func(any) map[string]any) {
+	if s.MinItems != nil {
+		broken("minItems", []any{})
+	}
+	if s.MaxItems != nil {
+		many := []any{}
+		for range *s.MaxItems + 1 {
+			many = append(many, v[0])
+		}
+		broken("maxItems", many)
+	}
+	if s.XListType != nil && *s.XListType != "atomic" {
+		twice := append(slices.Clone(v), v[0])
+		try(fmt.Sprintf("%s[%d]", path, len(v)), "list-type", put(twice))
+	}
+}
+
+func breakScalar(t *testing.T, s *apiextv1.JSONSchemaProps, path string, broken func(keyword string, v any)) {
+	t.Helper()
+	switch s.Type {
+	case "string":
+		broken("type", 1)
+	case "boolean", "integer":
+		broken("type", "text")
+	}
+	if s.Type == "integer" {
+		broken("type", 1.5)
+	}
+	if len(s.Enum) > 0 {
+		broken("enum", "none-of-them")
+	}
+	if s.Minimum != nil {
+		broken("minimum", *s.Minimum-1)
+	}
+	if s.Maximum != nil {
+		broken("maximum", *s.Maximum+1)
+	}
+	if s.MinLength != nil {
+		broken("minLength", strings.Repeat("a", int(*s.MinLength)-1))
+	}
+	if s.MaxLength != nil {
+		broken("maxLength", strings.Repeat("a", int(*s.MaxLength)+1))
+	}
+	if s.Pattern != "" {
+		pattern := regexp.MustCompile(s.Pattern)
+		bad := "  !"
+		require.False(t, pattern.MatchString(bad), "%s: the pattern takes %q", path, bad)
+		broken("pattern", bad)
+	}
+}
+
+// TestUnknownFieldsFromServer: a field of a newer CRD that this program does not know is refused when the policy is read,
+// and so is what an older CRD let in.
+func TestUnknownFieldsFromServer(t *testing.T) {
+	server := kubetest.New(t) // one of its own, for it changes the CRD
+	installCRDs(t, server)
+	b := newBenchOn(t, server)
+	data, err := api.CRD(v1.PolicyResource)
+	require.NoError(t, err)
+	var crd map[string]any
+	require.NoError(t, yaml.Unmarshal(data, &crd))
+	version := crd["spec"].(map[string]any)["versions"].([]any)[0].(map[string]any)
+	version["schema"] = map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}}
+	open, err := yaml.Marshal(crd)
+	require.NoError(t, err)
+	require.NoError(t, server.Apply(t.Context(), "", open))
+	for name, c := range map[string]struct{ spec, want string }{
+		"a field of a newer CRD":        {`{"shiny":true}`, `unknown field "spec.shiny"`},
+		"a value that an older let in":  {`{"shiny":null,"clusterName":"a/b"}`, "spec.clusterName"},
+		"two backends in a destination": {`{"shiny":null,"clusterName":"a","destinations":[{"name":"x","hostPath":{"path":"/b"},"gcs":{"bucket":"abc"}}]}`, "exactly one backend"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var spec map[string]any
+			require.NoError(t, json.Unmarshal([]byte(c.spec), &spec))
+			tgt := target{resource: v1.PolicyResource, namespace: b.namespace, name: "etcd"}
+			require.NoError(t, b.client.merge(t.Context(), tgt, map[string]any{"spec": spec}, nil))
+			_, err := b.client.Policy(t.Context(), b.namespace, "etcd")
+			var invalid *api.InvalidError
+			require.True(t, errors.As(err, &invalid), "%v", err)
+			require.ErrorContains(t, err, c.want)
+			require.ErrorContains(t, err, b.namespace+"/etcd")
+		})
+	}
+	// What others add to the object is not the user's to answer for.
+	require.NoError(t, b.client.merge(t.Context(), target{resource: v1.PolicyResource, namespace: b.namespace, name: "etcd"}, map[string]any{"spec": map[string]any{"shiny": nil, "clusterName": "a", "destinations": []any{map[string]any{"name": "x", "hostPath": map[string]any{"path": "/b"}}}}}, nil))
+	require.NoError(t, b.client.merge(t.Context(), target{resource: v1.PolicyResource, namespace: b.namespace, name: "etcd", subresource: "status"}, map[string]any{"status": map[string]any{"ofANewerAgent": 1}}, nil))
+	_, err = b.client.Policy(t.Context(), b.namespace, "etcd")
+	require.NoError(t, err)
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"etcdsnapshot.dev/agent/api"
+	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/catalog"
+	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/snapshot"
+	"etcdsnapshot.dev/agent/store"
+)
+
+// Exit codes. They are a promise: the chart's podFailurePolicy and users' scripts rely on them.
+const (
+	exitOK          = 0
+	exitFailed      = 1   // worth retrying
+	exitConfig      = 2   // bad configuration or usage: do not retry
+	exitPartial     = 3   // stored, but not in every required destination
+	exitCorrupt     = 4   // a stored snapshot is corrupt
+	exitInterrupted = 130 // by a signal
+)
+
+func exitMeaning(code int) string {
+	switch code {
+	case exitConfig:
+		return "bad configuration, not worth retrying"
+	case exitPartial:
+		return "partial"
+	case exitCorrupt:
+		return "corrupt"
+	case exitInterrupted:
+		return "interrupted"
+	}
+	return "failed"
+}
+
+// Interrupted is the cause of a context that a signal ended.
+type Interrupted struct{ Signal os.Signal }
+
+func (i Interrupted) Error() string { return "interrupted by signal: " + i.Signal.String() }
+
+// usageError is a mistake in the arguments.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usageErrorf(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// exitCode is the code that a verb which ended with err exits with.
+func exitCode(ctx context.Context, err error) int {
+	var (
+		interrupted Interrupted
+		partial     *snapshot.PartialError
+		unstored    *snapshot.UnstoredError
+	)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &interrupted), errors.As(context.Cause(ctx), &interrupted):
+		return exitInterrupted
+	case errors.As(err, &partial):
+		return exitPartial
+	case errors.As(err, &unstored):
+		// Trying again helps if it might help in one destination.
+		for _, o := range unstored.Failed {
+			if !isConfig(o.Err) {
+				return exitFailed
+			}
+		}
+		return exitConfig
+	case isConfig(err):
+		return exitConfig
+	case errors.Is(err, archive.ErrCorrupt):
+		return exitCorrupt
+	}
+	return exitFailed
+}
+
+// isConfig reports whether err will be the same until somebody changes the configuration.
+func isConfig(err error) bool {
+	var (
+		usage   *usageError
+		invalid *api.InvalidError
+		foreign *destination.ForeignError
+		member  *etcd.ConfigError
+		object  *catalog.ConfigError
+		value   *archive.FieldError
+	)
+	return errors.As(err, &usage) || errors.As(err, &invalid) || errors.As(err, &foreign) ||
+		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig)
+}

@@ -1,0 +1,176 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"etcdsnapshot.dev/agent/api"
+	"etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/catalog"
+	"etcdsnapshot.dev/agent/destination"
+)
+
+// policyFlags say where the policy comes from; every verb that needs one has them.
+type policyFlags struct {
+	name, namespace, file, kubeconfig string
+	destinations                      []string
+}
+
+func (f *policyFlags) register(cmd *cobra.Command) {
+	fl := cmd.Flags()
+	fl.StringVar(&f.name, "policy", "", "name of the EtcdSnapshotPolicy to read from the API server")
+	fl.StringVarP(&f.namespace, "namespace", "n", "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
+	fl.StringVarP(&f.file, "policy-file", "f", "", "file with the EtcdSnapshotPolicy's manifest (- is stdin); no API server is needed")
+	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account, $KUBECONFIG, ~/.kube/config)")
+	fl.StringSliceVarP(&f.destinations, "destination", "d", nil, "only these destinations of the policy (default: all)")
+}
+
+// loaded is a policy and what is known of the cluster it is for.
+type loaded struct {
+	policy *v1.EtcdSnapshotPolicy
+	owner  destination.Owner
+	// client is nil where no API server is used.
+	client            *catalog.Client
+	kubernetesVersion string
+}
+
+// load reads the policy and finds out which cluster this is.
+func (f *policyFlags) load(ctx context.Context, e *env) (*loaded, error) {
+	switch {
+	case f.name == "" && f.file == "":
+		return nil, usageErrorf("--policy or --policy-file is needed: which policy to follow")
+	case f.name != "" && f.file != "":
+		return nil, usageErrorf("--policy and --policy-file exclude each other")
+	}
+	l := &loaded{}
+	var err error
+	if f.file != "" {
+		err = l.fromFile(ctx, e, f)
+	} else {
+		err = l.fromServer(ctx, e, f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range f.destinations {
+		if !slices.ContainsFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return d.Name == name }) {
+			return nil, usageErrorf("--destination: the policy has no destination %q: it has %s", name, strings.Join(destinationNames(l.policy), ", "))
+		}
+	}
+	if len(f.destinations) > 0 {
+		l.policy.Spec.Destinations = slices.DeleteFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return !slices.Contains(f.destinations, d.Name) })
+	}
+	return l, nil
+}
+
+func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err error) {
+	if l.policy, err = api.LoadPolicy(f.file, e.stdin); err != nil {
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+			return &usageError{err}
+		}
+		return err
+	}
+	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
+	if f.kubeconfig != "" {
+		if l.client, err = catalog.Connect(f.kubeconfig); err != nil {
+			return err
+		}
+		l.askServer(ctx, e)
+	}
+	if l.owner.ClusterName == "" {
+		return &api.InvalidError{Source: f.file, Reasons: []string{
+			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's"}}
+	}
+	return nil
+}
+
+func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err error) {
+	if l.client, err = catalog.Connect(f.kubeconfig); err != nil {
+		return err
+	}
+	namespace := f.namespace
+	if namespace == "" {
+		namespace = os.Getenv("POD_NAMESPACE")
+	}
+	if namespace == "" {
+		namespace = l.client.Namespace()
+	}
+	if l.policy, err = l.client.Policy(ctx, namespace, f.name); err != nil {
+		return err
+	}
+	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
+	l.askServer(ctx, e)
+	if l.owner.ClusterName == "" {
+		return fmt.Errorf("the API server did not say the UID of the namespace kube-system, which names this cluster's folder: set spec.clusterName in the policy")
+	}
+	return nil
+}
+
+// askServer fills in what the API server knows. What it does not tell is only missed where it is needed.
+func (l *loaded) askServer(ctx context.Context, e *env) {
+	if l.owner.ClusterUID == "" {
+		uid, err := l.client.ClusterUID(ctx)
+		if err != nil {
+			e.log.Warn("the cluster's UID could not be read; whose folder it is cannot be checked", "error", err)
+		}
+		l.owner.ClusterUID = uid
+	}
+	if l.owner.ClusterName == "" {
+		l.owner.ClusterName = l.owner.ClusterUID
+	}
+	version, err := l.client.ServerVersion(ctx)
+	if err != nil {
+		e.log.Warn("the API server's version could not be read", "error", err)
+	}
+	l.kubernetesVersion = version
+}
+
+// unusableErrors gives what could not be opened, in the policy's order.
+func (l *loaded) unusableErrors(unusable map[string]error) (errs []error) {
+	for _, spec := range l.policy.Spec.Destinations {
+		if err := unusable[spec.Name]; err != nil {
+			errs = append(errs, fmt.Errorf("destination %s: %w", spec.Name, err))
+		}
+	}
+	return errs
+}
+
+// open opens the policy's destinations; those that cannot be opened are told apart by name.
+func (l *loaded) open(ctx context.Context, o destination.Options) (opened []*destination.Destination, unusable map[string]error) {
+	unusable = map[string]error{}
+	for _, spec := range l.policy.Spec.Destinations {
+		d, err := destination.Open(ctx, spec, l.owner.ClusterName, o)
+		if err != nil {
+			unusable[spec.Name] = err
+			continue
+		}
+		opened = append(opened, d)
+	}
+	return opened, unusable
+}
+
+func destinationNames(p *v1.EtcdSnapshotPolicy) []string {
+	var names []string
+	for _, d := range p.Spec.Destinations {
+		names = append(names, d.Name)
+	}
+	return names
+}
+
+// verified tells which snapshots the catalog knows to be good; without an API server none.
+func (l *loaded) verified(ctx context.Context, e *env) func(name string) bool {
+	if l.client == nil {
+		return nil
+	}
+	names, err := l.client.Verified(ctx, l.policy.Namespace, l.policy.Name)
+	if err != nil {
+		e.log.Warn("the catalog does not tell which snapshots are verified", "error", err)
+	}
+	return func(name string) bool { return names[name] }
+}

@@ -1,0 +1,175 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/catalog"
+	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/snapshot"
+)
+
+type snapshotFlags struct {
+	policyFlags
+	schedule, spoolDir, node, output string
+	stall, dial                      time.Duration
+}
+
+func newSnapshot(e *env) *cobra.Command {
+	f := &snapshotFlags{}
+	cmd := &cobra.Command{
+		Use:   "snapshot",
+		Short: "Take a snapshot, prove it, store it",
+		Long: `Takes a snapshot of etcd from one member, compares etcd's own checksum in passing, stores it in every destination
+of the policy side by side, and checks each copy. Nothing is visible before it is proven.`,
+		Example: `  etcd-snapshot-agent snapshot --policy etcd -n kube-system
+  etcd-snapshot-agent snapshot --policy-file etcd.yaml   # on a node, with the API server down`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), e) },
+	}
+	f.register(cmd)
+	fl := cmd.Flags()
+	fl.StringVar(&f.schedule, "schedule", "", "the schedule that started this run, for the policy's status")
+	fl.StringVar(&f.spoolDir, "spool-dir", defaultSpoolDir(), "folder for the run's one local file; about as large as a stored snapshot, and not on etcd's disk")
+	fl.StringVar(&f.node, "node", "", "name of this node (default: $NODE_NAME or the host's name)")
+	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a stream or an upload that makes no progress for this long")
+	fl.DurationVar(&f.dial, "dial-timeout", 10*time.Second, "give up a member that does not answer for this long")
+	outputFlag(cmd, &f.output)
+	return cmd
+}
+
+func defaultSpoolDir() string { return os.TempDir() + "/etcd-snapshot-spool" }
+
+func (f *snapshotFlags) run(ctx context.Context, e *env) error {
+	if err := checkOutput(f.output, "table", "json"); err != nil {
+		return err
+	}
+	l, err := f.load(ctx, e)
+	if err != nil {
+		return err
+	}
+	spec := l.policy.Spec
+	var recipients []archive.Recipient
+	if spec.Encryption != nil {
+		if recipients, err = archive.ParseRecipients(spec.Encryption.Age.Recipients); err != nil {
+			return err
+		}
+	}
+	cluster, err := etcd.New(etcd.Config{
+		Endpoints: spec.Etcd.Endpoints, CAFile: spec.Etcd.CAFile, CertFile: spec.Etcd.CertFile, KeyFile: spec.Etcd.KeyFile, ServerName: spec.Etcd.ServerName,
+		DialTimeout: f.dial, StallTimeout: f.stall, Logger: e.log,
+	})
+	if err != nil {
+		return err
+	}
+	defer cluster.Close()
+	begin := time.Now()
+	opened, unusable := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Log: e.log})
+	node := nodeName(f.node)
+	res, err := snapshot.Run(ctx, snapshot.Request{
+		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, Destinations: opened, Unusable: unusable,
+		SpoolDir: f.spoolDir, Verified: l.verified(ctx, e), Node: node, AgentVersion: Version().Version, KubernetesVersion: l.kubernetesVersion,
+		Log: e.log, Progress: e.progress(),
+	})
+	e.status.clear()
+	l.record(ctx, e, runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err}))
+	if res != nil {
+		if perr := f.print(e, res); perr != nil && err == nil {
+			err = perr
+		}
+		if err == nil {
+			e.terminationMessage(lastWord(res))
+		}
+	}
+	return err
+}
+
+// progress shows how far the run is, where stderr is a terminal.
+func (e *env) progress() func(snapshot.Progress) {
+	if !e.status.terminal {
+		return nil
+	}
+	meters := map[string]*meter{"stream": newMeter("streaming from etcd"), "store": newMeter("storing")}
+	return func(p snapshot.Progress) { meters[p.Phase].show(e.status, p.Done, p.Total) }
+}
+
+func nodeName(flag string) string {
+	if flag != "" {
+		return flag
+	}
+	if name := os.Getenv("NODE_NAME"); name != "" {
+		return name
+	}
+	name, _ := os.Hostname()
+	return name
+}
+
+// lastWord sums up a run that went well.
+func lastWord(res *snapshot.Result) string {
+	m := res.Manifest
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: revision %d, database %s, stored %s", m.Name, m.Etcd.Revision, humanBytes(m.Database.Size), humanBytes(m.Object.Size))
+	for _, o := range res.Destinations {
+		if o.Err != nil {
+			fmt.Fprintf(&b, "\n%s: failed (not required): %v", o.Name, o.Err)
+		} else {
+			fmt.Fprintf(&b, "\n%s: %s", o.Name, o.URI)
+		}
+	}
+	return b.String()
+}
+
+func (f *snapshotFlags) print(e *env, res *snapshot.Result) error {
+	if f.output == "json" {
+		return printJSON(e.stdout, resultJSON(res))
+	}
+	m := res.Manifest
+	t := newTable(e.stdout, "SNAPSHOT", "REVISION", "DATABASE", "STORED", "MEMBER", "TOOK")
+	t.row(m.Name, m.Etcd.Revision, humanBytes(m.Database.Size), humanBytes(m.Object.Size), res.Endpoint, res.Took.Round(10*time.Millisecond))
+	if err := t.flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(e.stdout)
+	t = newTable(e.stdout, "DESTINATION", "RESULT", "WHERE")
+	for _, o := range res.Destinations {
+		switch {
+		case o.Err == nil:
+			t.row(o.Name, "stored", o.URI)
+		case o.Required:
+			t.row(o.Name, "failed", oneLine(o.Err))
+		default:
+			t.row(o.Name, "failed (not required)", oneLine(o.Err))
+		}
+	}
+	return t.flush()
+}
+
+type outcomeJSON struct {
+	snapshot.Outcome
+	Result string `json:"result"`
+	Error  string `json:"error,omitempty"`
+}
+
+func resultJSON(res *snapshot.Result) any {
+	out := struct {
+		*snapshot.Result
+		Destinations  []outcomeJSON `json:"destinations"`
+		Seconds       float64       `json:"seconds"`
+		StreamSeconds float64       `json:"streamSeconds"`
+	}{Result: res, Destinations: []outcomeJSON{}, Seconds: res.Took.Seconds(), StreamSeconds: res.StreamTook.Seconds()}
+	for _, o := range res.Destinations {
+		j := outcomeJSON{Outcome: o, Result: "stored"}
+		if o.Err != nil {
+			j.Result, j.Error = "failed", o.Err.Error()
+		}
+		out.Destinations = append(out.Destinations, j)
+	}
+	return out
+}

@@ -1,0 +1,68 @@
+package destination
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Survey is what all destinations of a policy hold, side by side.
+type Survey struct {
+	// Snapshots, newest first.
+	Snapshots []Row
+	// Destinations, in the policy's order.
+	Destinations []Surveyed
+}
+
+// Row is one snapshot and its copies.
+type Row struct {
+	Name   string
+	Policy string
+	Time   time.Time
+	// Copies by the destination's name.
+	Copies map[string]Entry
+}
+
+// Surveyed is one destination's part of a survey.
+type Surveyed struct {
+	Destination *Destination
+	// Inventory is nil where Err says why it could not be listed.
+	Inventory *Inventory
+	Err       error
+}
+
+// Look lists all destinations at once. A destination that cannot be listed is told in its own part.
+func Look(ctx context.Context, ds []*Destination) *Survey {
+	s := &Survey{Destinations: make([]Surveyed, len(ds))}
+	var wg sync.WaitGroup
+	for i, d := range ds {
+		wg.Go(func() {
+			inv, err := d.Inventory(ctx)
+			s.Destinations[i] = Surveyed{Destination: d, Inventory: inv, Err: err}
+		})
+	}
+	wg.Wait()
+	rows := map[string]*Row{}
+	for _, part := range s.Destinations {
+		if part.Err != nil {
+			continue
+		}
+		for _, e := range part.Inventory.Snapshots {
+			r, ok := rows[e.Name]
+			if !ok {
+				r = &Row{Name: e.Name, Policy: e.Policy, Time: e.Time, Copies: map[string]Entry{}}
+				rows[e.Name] = r
+			}
+			r.Copies[part.Destination.Spec.Name] = e
+		}
+	}
+	for _, r := range rows {
+		s.Snapshots = append(s.Snapshots, *r)
+	}
+	slices.SortFunc(s.Snapshots, func(a, b Row) int {
+		return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(b.Name, a.Name))
+	})
+	return s
+}

@@ -1,0 +1,22 @@
+// Command etcd-snapshot-agent takes, proves, stores and restores etcd snapshots.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"etcdsnapshot.dev/agent/cli"
+)
+
+func main() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		cancel(cli.Interrupted{Signal: <-signals})
+		signal.Stop(signals) // a second signal ends the process at once
+	}()
+	os.Exit(cli.Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+}
