@@ -1,0 +1,10 @@
+# The image is the static binary and the roots that cloud endpoints' certificates are checked against, nothing else.
+# `make image` puts both under bin/ first; nothing is compiled or downloaded here.
+FROM scratch
+ARG TARGETOS=linux
+ARG TARGETARCH=amd64
+COPY bin/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
+COPY bin/etcd-snapshot-agent-${TARGETOS}-${TARGETARCH} /etcd-snapshot-agent
+# Reading root-only etcd keys on a hostPath needs uid 0; the chart drops everything else.
+USER 0:0
+ENTRYPOINT ["/etcd-snapshot-agent"]

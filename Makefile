@@ -1,0 +1,72 @@
+# etcd-snapshot. `make` or `make help` lists the targets; Go, make and git are all that is needed to start.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+GO       ?= go
+GOOS     := $(shell $(GO) env GOOS)
+GOARCH   := $(shell $(GO) env GOARCH)
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null | sed 's/^v//' || echo dev)
+COMMIT   ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
+IMAGE    ?= etcd-snapshot-agent:$(VERSION)
+LDFLAGS  := -s -w -buildid= -X etcdsnapshot.dev/agent/cli.version=$(VERSION) -X etcdsnapshot.dev/agent/cli.commit=$(COMMIT)
+BIN      := bin/etcd-snapshot-agent
+# The race detector needs a C compiler. Without one the tests run all the same, except in CI.
+RACE     := $(shell if command -v "$$($(GO) env CC)" >/dev/null 2>&1 || [ -n "$$CI" ]; then echo -race; fi)
+PACKAGES ?= ./...
+TESTFLAGS ?=
+
+##@ Use
+.PHONY: demo
+demo: build ## The main job without a cluster: a real etcd, the chart's policy, a proven snapshot
+	$(GO) run ./ci/demo -agent $(BIN)
+
+.PHONY: test
+test: parts ## All tests that need no cluster (with -race); what they need is built first
+	@[ -n "$(RACE)" ] || echo "note: no C compiler, so the tests run without the race detector"
+	$(GO) test $(RACE) -timeout 30m $(TESTFLAGS) $(PACKAGES)
+
+##@ Build
+.PHONY: build
+build: ## The static binary for this machine, in bin/
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./agent
+
+.PHONY: image
+image: bin/ca-certificates.crt ## The container image, with docker, podman or buildah
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
+	ci/image.sh $(IMAGE) $(GOARCH)
+
+bin/ca-certificates.crt: go.mod
+	@mkdir -p bin
+	$(GO) run ./ci/caroots $@
+
+.PHONY: clean
+clean: ## Remove what was built here (the cache of test programs outside the checkout stays)
+	rm -rf bin dist .demo
+
+##@ Develop
+.PHONY: generate
+generate: ## Write what is derived: DeepCopy, CRDs, JSON Schemas, the chart's schema and tables
+	$(GO) run -C ci/tools ./generate
+
+.PHONY: fmt
+fmt: ## Format the Go code
+	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint fmt
+
+.PHONY: lint
+lint: ## Lint the Go code
+	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint run
+
+.PHONY: verify
+verify: lint ## Fail on drift of generated files, untidy modules, and lint
+	ci/verify.sh
+
+.PHONY: parts
+parts: ## Build the real servers that the tests run (cached outside the checkout)
+	$(GO) run ./ci/parts/cmd $(PARTS)
+
+.PHONY: help
+help: ## This text
+	@awk 'BEGIN {FS = ":.*## "; print "Usage: make TARGET\n"} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
