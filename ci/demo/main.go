@@ -33,17 +33,15 @@ import (
 	"etcdsnapshot.dev/ci/parts"
 )
 
-// fillBytes is how much is written to etcd: more than the 50 MB of a small production cluster.
-const fillBytes = 64 << 20
-
 func main() {
 	agent := flag.String("agent", "bin/etcd-snapshot-agent", "the agent to run")
 	dir := flag.String("dir", ".demo", "folder for everything the demo makes")
 	chart := flag.String("chart", "charts/etcd-snapshot", "the chart")
+	fill := flag.Int64("fill", 64, "MiB of objects to write to etcd")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	d := &demo{agent: abs(*agent), dir: abs(*dir), chart: abs(*chart), out: os.Stdout}
+	d := &demo{agent: abs(*agent), dir: abs(*dir), chart: abs(*chart), fill: *fill << 20, out: os.Stdout}
 	if err := d.run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
@@ -52,8 +50,10 @@ func main() {
 
 type demo struct {
 	agent, dir, chart string
-	out               io.Writer
-	steps             int
+	// fill is how many bytes are written to etcd.
+	fill  int64
+	out   io.Writer
+	steps int
 }
 
 func (d *demo) run(ctx context.Context) error {
@@ -107,12 +107,12 @@ func (d *demo) startEtcd(ctx context.Context) (*etcdtest.Cluster, error) {
 	d.say("etcd %s answers at %s", "3.6", cluster.Members[0].ClientURL)
 	d.step("Fill it with Kubernetes-shaped objects")
 	begin := time.Now()
-	n, err := cluster.Fill(ctx, fillBytes)
+	n, err := cluster.Fill(ctx, d.fill)
 	if err != nil {
 		cluster.Stop()
 		return nil, err
 	}
-	d.say("%d objects, %d MB, in %s", n, fillBytes>>20, time.Since(begin).Round(100*time.Millisecond))
+	d.say("%d objects, %d MB, in %s", n, d.fill>>20, time.Since(begin).Round(100*time.Millisecond))
 	return cluster, nil
 }
 
