@@ -129,7 +129,7 @@ func build(ctx context.Context, root, name string) (string, error) {
 	if err := os.RemoveAll(tmp); err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }() // what stays is swept by the next build
 	if err := os.Mkdir(tmp, 0o755); err != nil {
 		return "", err
 	}
