@@ -41,7 +41,7 @@ type Decoder struct {
 // neither: the caller checks etcd's own checksum or the manifest's. Errors of r itself are passed on as they are and
 // are never ErrCorrupt; an r that can be cut short must say so with an error, not with io.EOF.
 //
-// Memory stays below about 80 MiB whatever r holds; how much comes out is the caller's to limit. Close must be
+// Memory stays below about 50 MiB whatever r holds; how much comes out is the caller's to limit. Close must be
 // called and does not close r; it waits for a Read of r that is under way.
 func NewDecoder(r io.Reader, ids ...age.Identity) (*Decoder, error) {
 	return newDecoder(r, true, ids)

@@ -339,6 +339,16 @@ func TestDecoderMemoryIsBounded(t *testing.T) {
 	}
 }
 
+// The largest window that is accepted, by the tool's own hand.
+func TestLargestWindow(t *testing.T) {
+	stored := run(t, database(40<<20), tool(t, "zstd"), "-1", "--long=25", "-c")
+	held, n, err := heldWhileDecoding(t, bytes.NewReader(stored), 1<<40)
+	require.ErrorIs(t, err, io.EOF)
+	require.EqualValues(t, 40<<20, n)
+	t.Logf("%.1f MiB", float64(held)/(1<<20))
+	require.Less(t, held, uint64(50<<20))
+}
+
 func TestHugeWindowsAreRefused(t *testing.T) {
 	// Frames as RFC 8878 draws them: magic, descriptor, window or content size, then one run-length block of 128 KiB.
 	block := []byte{3 | (128<<10)<<3&0xff, (128 << 10 << 3 >> 8) & 0xff, 128 << 10 << 3 >> 16, 'x'}

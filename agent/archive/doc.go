@@ -6,7 +6,7 @@
 //
 // On the way out: NewEncoder writes into a Spool, one file that is published from and removed afterwards; a Pipe
 // moves the encoding off the goroutine that drains etcd. On the way back: NewDecoder recognises each layer by its
-// first bytes, never by a file's name. NewName, ParseName and ParseKey are the names of DESIGN's objects.
+// first bytes, never by a file's name. NewName, ParseName and ParseKey know the names of snapshots and of their objects.
 package archive
 
 import "errors"

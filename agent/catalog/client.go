@@ -122,17 +122,15 @@ func (c *Client) String() string { return c.server }
 // field that this program does not know is refused rather than ignored. Its status is left out.
 // Errors: *ConfigError, *api.InvalidError, *UnavailableError.
 func (c *Client) Policy(ctx context.Context, namespace, name string) (*v1.EtcdSnapshotPolicy, error) {
-	obj, err := c.policyObject(ctx, namespace, name)
-	if err != nil {
+	obj := map[string]any{}
+	if err := c.read(ctx, target{resource: v1.PolicyResource, namespace: namespace, name: name}, &obj); err != nil {
+		var away *UnavailableError
+		if errors.As(err, &away) {
+			err = fmt.Errorf("%w (with --policy-file the policy comes from a file, and no API server is needed)", err)
+		}
 		return nil, err
 	}
 	return api.CheckObject(onlyInput(obj), fmt.Sprintf("the API server (%s/%s)", namespace, name))
-}
-
-func (c *Client) policyObject(ctx context.Context, namespace, name string) (map[string]any, error) {
-	obj := map[string]any{}
-	err := c.read(ctx, target{resource: v1.PolicyResource, namespace: namespace, name: name}, &obj)
-	return obj, err
 }
 
 // onlyInput leaves out of an object what its user did not write and a newer Kubernetes or agent may have added to.

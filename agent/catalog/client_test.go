@@ -3,8 +3,10 @@ package catalog
 import (
 	"context"
 	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -126,7 +128,9 @@ func TestReadErrors(t *testing.T) {
 	_, err = as(func(c *rest.Config) {
 		c.CertFile, c.KeyFile, c.BearerToken = "", "", "not-a-token"
 	}).Policy(ctx, b.namespace, "etcd")
-	config(err, ErrUnauthorized, server.URL(), "credentials")
+	require.ErrorIs(t, err, ErrUnauthorized)
+	require.NotErrorAs(t, err, new(*ConfigError))
+	require.ErrorContains(t, err, "does not accept our credentials")
 	require.NotContains(t, err.Error(), "not-a-token")
 
 	_, err = as(func(c *rest.Config) { c.CAFile = "" }).Policy(ctx, b.namespace, "etcd")
@@ -145,6 +149,36 @@ func TestReadErrors(t *testing.T) {
 	_, err = b.client.Policy(stopped, b.namespace, "etcd")
 	require.ErrorContains(t, err, "interrupted by signal: terminated")
 	require.NotErrorAs(t, err, &away)
+}
+
+// TestForbiddenAtFirst: an API server that has just come up and has not read its Roles yet is away, not badly configured.
+func TestForbiddenAtFirst(t *testing.T) {
+	b := newBench(t)
+	var ready atomic.Bool
+	p := &proxy{answer: func(_ int, w http.ResponseWriter, r *http.Request) bool {
+		if r.URL.Path == "/readyz" && !ready.Load() {
+			http.Error(w, "informers are not synced", http.StatusInternalServerError)
+			return true
+		}
+		if ready.Load() {
+			return false
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","message":"RBAC: clusterrole not found","reason":"Forbidden","code":403}`))
+		return true
+	}}
+	client := p.client(b)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err := client.Policy(ctx, b.namespace, "etcd")
+	require.ErrorAs(t, err, new(*UnavailableError))
+	require.ErrorContains(t, err, "RBAC: clusterrole not found")
+	require.ErrorContains(t, err, "not ready")
+	require.NotErrorAs(t, err, new(*ConfigError))
+	ready.Store(true)
+	_, err = client.Policy(t.Context(), b.namespace, "etcd")
+	require.NoError(t, err)
 }
 
 // TestNotInstalled is a cluster without the CRDs: reading and recording say so, and what to do.

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What a *ConfigError is about, for errors.Is.
+// What an error is about, for errors.Is. All but ErrUnauthorized come in a *ConfigError.
 var (
 	// ErrNotFound: the API server has no such object.
 	ErrNotFound = errors.New("does not exist")
@@ -20,7 +20,7 @@ var (
 	ErrNotInstalled = errors.New("the CRDs of etcdsnapshot.dev/v1 are not installed")
 	// ErrForbidden: RBAC does not grant us the request.
 	ErrForbidden = errors.New("forbidden")
-	// ErrUnauthorized: the API server does not accept our credentials.
+	// ErrUnauthorized: the API server does not accept our credentials, now: the next pod gets a new token.
 	ErrUnauthorized = errors.New("credentials not accepted")
 )
 
@@ -75,9 +75,10 @@ func (c *Client) explain(ctx context.Context, err error, verb string, t target) 
 	case ctx.Err() != nil && !isStatus(err):
 		return fmt.Errorf("%s: API server %s: %w", what, c.server, context.Cause(ctx))
 	case apierrors.IsForbidden(err):
-		return config(ErrForbidden, "the API server does not let us %s %s: %v: grant the verb %q on %q in a Role or ClusterRole, as the chart does", verb, t, err, verb, t.rbac())
+		return config(ErrForbidden, "%v: grant the verb %q on %q in a Role or ClusterRole, as the chart does", err, verb, t.rbac())
 	case apierrors.IsUnauthorized(err):
-		return config(ErrUnauthorized, "the API server %s does not accept our credentials: %v: check the service account's token or the kubeconfig's user", c.server, err)
+		return fmt.Errorf("%s: %w", what, &detailed{is: ErrUnauthorized, err: err,
+			text: fmt.Sprintf("the API server %s does not accept our credentials: %v: check the service account's token or the kubeconfig's user", c.server, err)})
 	case apierrors.IsNotFound(err) && unknownResource(err):
 		return config(ErrNotInstalled, "the API server %s does not know %s: %v: install them with the chart (crds.enabled)", c.server, t.rbac(), ErrNotInstalled)
 	case apierrors.IsNotFound(err):

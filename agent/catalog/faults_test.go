@@ -3,6 +3,8 @@ package catalog
 import (
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -49,7 +51,7 @@ func (p *proxy) client(b *bench) *Client {
 	require.NoError(b.t, err)
 	target, err := url.Parse(account.Host)
 	require.NoError(b.t, err)
-	forward := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
+	forward := &httputil.ReverseProxy{Transport: transport, ErrorLog: log.New(io.Discard, "", 0), Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }}
 	p.web = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		p.mu.Lock()
 		p.requests = append(p.requests, r.Method+" "+r.URL.Path)
@@ -124,44 +126,35 @@ func TestKilled(t *testing.T) {
 	b := newBenchOn(t, s)
 	m := b.snapshot("cp-1")
 	report := b.report("cp-1", m, in("node", m), in("offsite", m))
-	killAt := func(method string) *proxy {
+	// atFirstWrite kills the server when the first write comes by, and then does more.
+	atFirstWrite := func(more func()) *proxy {
 		var once sync.Once
 		return &proxy{answer: func(_ int, _ http.ResponseWriter, r *http.Request) bool {
-			if r.Method == method {
+			if r.Method == http.MethodPatch {
 				once.Do(func() {
 					if err := s.Kill(); err != nil {
 						t.Error(err)
 					}
+					more()
 				})
 			}
 			return false
 		}}
 	}
 
-	back := make(chan error, 1)
-	p := killAt(http.MethodPatch)
-	kill := p.answer
-	p.answer = func(n int, w http.ResponseWriter, r *http.Request) bool {
-		if kill(n, w, r); r.Method == http.MethodPatch {
-			select {
-			case back <- nil: // the first one
-				go func() { back <- s.Restart(t.Context()) }()
-			default:
-			}
-		}
-		return false
-	}
-	client := p.client(b)
+	restarted := make(chan error, 1)
+	client := atFirstWrite(func() {
+		go func() { restarted <- s.Restart(t.Context()) }()
+	}).client(b)
 	require.NoError(t, client.Record(t.Context(), report))
-	<-back
-	require.NoError(t, <-back)
+	require.NoError(t, <-restarted)
 	require.Equal(t, "node=Stored offsite=Stored", phases(b.rows()[m.Name]))
 	require.Equal(t, m.Name, b.status().LastSnapshot)
 
 	next := b.snapshot("cp-1")
 	report = b.report("cp-1", next, in("node", m, next), in("offsite", m, next))
 	report.Budget = 3 * time.Second
-	client = killAt(http.MethodPatch).client(b)
+	client = atFirstWrite(func() {}).client(b)
 	err := client.Record(t.Context(), report)
 	require.ErrorContains(t, err, "write the row of "+next.Name)
 	require.ErrorContains(t, err, "given up after 3s")
@@ -297,7 +290,7 @@ func TestThousands(t *testing.T) {
 	p := &proxy{}
 	client := p.client(b)
 	begin := time.Now()
-	require.NoError(t, client.Record(t.Context(), Report{Policy: b.policy, Node: "cp-1", Destinations: []Destination{in("node", all...), in("offsite", all...)}, Manifest: b.manifest}))
+	require.NoError(t, client.Record(t.Context(), Report{Policy: b.policy, Node: "cp-1", Destinations: []Destination{in("node", all...), in("offsite", all...)}, Manifest: b.manifest, Budget: 10 * time.Minute}))
 	t.Logf("%d rows made in %s with %d requests", count, time.Since(begin).Round(time.Millisecond), len(p.take()))
 	require.Len(t, b.rows(), count)
 

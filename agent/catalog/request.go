@@ -82,8 +82,18 @@ func (c *Client) read(ctx context.Context, t target, into any) error {
 
 // do sends a request that has all but its URL. into may be nil.
 func (c *Client) do(ctx context.Context, verb string, t target, r *rest.Request, into any) error {
-	res := t.on(r).MaxRetries(0).Do(ctx) // patiently does that, and keeps the reason
-	if err := res.Error(); err != nil {  // and not Raw's, which does not read the Status that the API server sent
+	r = t.on(r).MaxRetries(0) // patiently does that, and keeps the reason
+	res := r.Do(ctx)
+	err := res.Error() // and not Raw's, which does not read the Status that the API server sent
+	if apierrors.IsForbidden(err) {
+		// An API server that has just come up forbids everything until it has read its Roles.
+		if notReady := c.rest.Get().AbsPath("/readyz").MaxRetries(0).Do(ctx).Error(); notReady != nil {
+			return &UnavailableError{Server: c.server, What: verb + " " + t.String(), Err: fmt.Errorf("%w (and it is not ready: %w)", err, notReady)}
+		}
+		res = r.Do(ctx)
+		err = res.Error()
+	}
+	if err != nil {
 		return c.explain(ctx, err, verb, t)
 	}
 	if into == nil {

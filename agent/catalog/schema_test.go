@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	apiextv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"etcdsnapshot.dev/agent/api"
@@ -61,7 +62,7 @@ func TestRefusedByServer(t *testing.T) {
 		})
 	}
 	rules := 0
-	walk(policySchema(t), "", func(path string, s *apiextv1.JSONSchemaProps) {
+	walk(schemaOf(t, v1.PolicyResource), "", func(path string, s *apiextv1.JSONSchemaProps) {
 		for _, rule := range s.XValidations {
 			rules++
 			require.Contains(t, said.String(), rule.Message, "no case is refused by this CEL rule of %s", path)
@@ -70,38 +71,73 @@ func TestRefusedByServer(t *testing.T) {
 	require.Positive(t, rules)
 }
 
-// TestEveryKeyword breaks each keyword of the policy's schema, one after the other, in a policy that has every field. The
-// API server and the agent's own loader must accept the policy, refuse each break, and name the field.
+// TestEveryKeyword breaks each keyword of both CRDs' schemas, one after the other, in objects that have every field. The API
+// server must accept the objects, refuse each break, and name the field; and so must the agent's own loader of policies.
 func TestEveryKeyword(t *testing.T) {
-	installCRDs(t, server)
-	c, err := New(server.Admin(), "kube-system")
-	require.NoError(t, err)
-	require.NoError(t, dryRun(t.Context(), c, everything))
-	var whole map[string]any
-	require.NoError(t, yaml.Unmarshal([]byte(everything), &whole))
-
-	n := 0
+	b := newBench(t)
+	put := func(doc string) map[string]any {
+		var obj map[string]any
+		require.NoError(t, yaml.Unmarshal([]byte(strings.ReplaceAll(doc, "kube-system", b.namespace)), &obj))
+		return obj
+	}
+	create := func(resource string) func(data []byte) error {
+		t := target{resource: resource, namespace: b.namespace}
+		return func(data []byte) error {
+			return b.client.do(b.t.Context(), "create", t, b.client.rest.Post().Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/json").Body(data), nil)
+		}
+	}
+	replaceStatus := func(resource, name string) func(data []byte) error {
+		t := target{resource: resource, namespace: b.namespace, name: name, subresource: "status"}
+		return func(data []byte) error {
+			return b.client.do(b.t.Context(), "update", t, b.client.rest.Put().Param("dryRun", "All").Param("fieldValidation", "Strict").SetHeader("Content-Type", "application/json").Body(data), nil)
+		}
+	}
+	policy, row := put(everything), put(everyFact)
+	for resource, obj := range map[string]map[string]any{v1.PolicyResource: policy, v1.SnapshotResource: row} {
+		var made struct {
+			Metadata metav1.ObjectMeta `json:"metadata"`
+		}
+		require.NoError(t, b.client.create(t.Context(), target{resource: resource, namespace: b.namespace}, obj))
+		require.NoError(t, b.client.get(t.Context(), target{resource: resource, namespace: b.namespace, name: "all"}, &made))
+		obj["metadata"].(map[string]any)["resourceVersion"] = made.Metadata.ResourceVersion
+	}
+	fresh := func(obj map[string]any) map[string]any { return with(obj, "metadata", map[string]any{"name": "other"}) }
 	seen := map[string]bool{}
-	root := policySchema(t)
-	for _, part := range []string{"spec"} {
-		s := root.Properties[part]
-		breakAll(t, whole[part], &s, part, func(v any) map[string]any { return with(whole, part, v) }, func(path, keyword string, doc map[string]any) {
+	for _, c := range []struct {
+		resource, part string
+		whole          map[string]any
+		judge          func(data []byte) error
+	}{
+		{v1.PolicyResource, "spec", fresh(policy), create(v1.PolicyResource)},
+		{v1.PolicyResource, "status", policy, replaceStatus(v1.PolicyResource, "all")},
+		{v1.SnapshotResource, "spec", fresh(row), create(v1.SnapshotResource)},
+		{v1.SnapshotResource, "status", row, replaceStatus(v1.SnapshotResource, "all")},
+	} {
+		n := 0
+		good, err := json.Marshal(c.whole)
+		require.NoError(t, err)
+		require.NoError(t, c.judge(good), "%s.%s: the whole", c.resource, c.part)
+		schema := schemaOf(t, c.resource).Properties[c.part]
+		breakAll(t, c.whole[c.part], &schema, c.part, func(v any) map[string]any { return with(c.whole, c.part, v) }, func(path, keyword string, doc map[string]any) {
 			n++
 			seen[keyword] = true
 			data, err := json.Marshal(doc)
 			require.NoError(t, err)
-			err = dryRun(t.Context(), c, string(data))
+			err = c.judge(data)
 			require.Error(t, err, "%s: %s broken: %s", path, keyword, data)
 			require.True(t, apierrors.IsInvalid(err) || apierrors.IsBadRequest(err), "%s: %s: %v", path, keyword, err)
 			require.Contains(t, err.Error(), path, "%s broken", keyword)
-			_, err = api.ParsePolicy(data)
-			var invalid *api.InvalidError
-			require.ErrorAs(t, err, &invalid, "%s: %s broken", path, keyword)
-			require.Contains(t, err.Error(), path, "%s broken", keyword)
+			if c.resource == v1.PolicyResource && c.part == "spec" {
+				_, err = api.ParsePolicy(data)
+				var invalid *api.InvalidError
+				require.ErrorAs(t, err, &invalid, "%s: %s broken", path, keyword)
+				require.Contains(t, err.Error(), path, "%s broken", keyword)
+			}
 		})
+		t.Logf("%s.%s: %d keywords broken", c.resource, c.part, n)
+		require.Greater(t, n, 10)
 	}
-	t.Logf("%d keywords broken: %s", n, strings.Join(slices.Sorted(maps.Keys(seen)), ", "))
-	for _, keyword := range []string{"type", "enum", "pattern", "maxLength", "minLength", "minimum", "maximum", "maxItems", "minItems", "maxProperties", "required", "list-type"} {
+	for _, keyword := range []string{"type", "enum", "pattern", "maxLength", "minLength", "minimum", "maximum", "maxItems", "minItems", "maxProperties", "minProperties", "required", "list-type"} {
 		require.Contains(t, seen, keyword)
 	}
 }
@@ -174,11 +210,51 @@ spec:
       objectLock: {mode: GOVERNANCE, days: 7, legalHold: true}
       tags: {a: b}
       metadata: {a: b}
+status:
+  schedule: "@hourly"
+  lastRunTime: "2026-11-30T12:00:00Z"
+  lastSuccessTime: "2026-11-30T12:00:00Z"
+  lastSnapshot: s
+  lastDuration: 1s
+  consecutiveFailures: 0
+  snapshots: 1
+  size: 1 B
+  destinations: [{name: a, snapshots: 1, bytes: 1, lastSuccessTime: "2026-11-30T12:00:00Z", message: m}]
+  conditions:
+  - {type: Ready, status: "True", observedGeneration: 1, lastTransitionTime: "2026-11-30T12:00:00Z", reason: Stored, message: m}
 `
 
-func policySchema(t *testing.T) *apiextv1.JSONSchemaProps {
+// everyFact is a row that has every field.
+const everyFact = `
+apiVersion: etcdsnapshot.dev/v1
+kind: EtcdSnapshot
+metadata: {name: all, namespace: kube-system}
+spec:
+  policy: etcd
+  clusterName: prod-eu
+  clusterUID: 0d3e2f54-8c0b-4a4e-9b52-9d4a5a0b7f11
+  createdAt: "2026-11-30T12:00:00Z"
+  node: cp-1
+  agentVersion: v0.1.0
+  kubernetesVersion: v1.34.4
+  etcd: {clusterID: cdf818194e3a8c32, memberID: 8e9e05c52164694d, version: 3.6.5, storageVersion: 3.6.0, revision: 815, raftTerm: 2}
+  database: {size: 100, sha256: &sum "0000000000000000000000000000000000000000000000000000000000000000"}
+  object: {key: k.db, size: 90, sha256: *sum}
+  compression: zstd
+  encryption: {kind: age, recipients: ["SHA256:x"]}
+status:
+  databaseSize: 100 B
+  storedSize: 90 B
+  destinationNames: a
+  destinations: [{name: a, uri: "file:///b", size: 90, phase: Stored, keptBecause: [last], message: m}]
+  verification: {time: "2026-11-30T12:00:00Z", level: checksum, revision: 1, totalKeys: 1, result: Passed, message: m}
+  conditions:
+  - {type: Stored, status: "True", observedGeneration: 1, lastTransitionTime: "2026-11-30T12:00:00Z", reason: Stored, message: m}
+`
+
+func schemaOf(t *testing.T, resource string) *apiextv1.JSONSchemaProps {
 	t.Helper()
-	data, err := api.CRD(v1.PolicyResource)
+	data, err := api.CRD(resource)
 	require.NoError(t, err)
 	var crd apiextv1.CustomResourceDefinition
 	require.NoError(t, yaml.UnmarshalStrict(data, &crd))

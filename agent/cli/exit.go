@@ -58,6 +58,7 @@ func exitCode(ctx context.Context, err error) int {
 		interrupted Interrupted
 		partial     *snapshot.PartialError
 		unstored    *snapshot.UnstoredError
+		unverified  *unverifiedError
 	)
 	switch {
 	case err == nil:
@@ -66,6 +67,8 @@ func exitCode(ctx context.Context, err error) int {
 		return exitInterrupted
 	case errors.As(err, &partial):
 		return exitPartial
+	case errors.As(err, &unverified):
+		return unverified.exitCode()
 	case errors.As(err, &unstored):
 		// Trying again helps if it might help in one destination.
 		for _, o := range unstored.Failed {
@@ -93,5 +96,6 @@ func isConfig(err error) bool {
 		value   *archive.FieldError
 	)
 	return errors.As(err, &usage) || errors.As(err, &invalid) || errors.As(err, &foreign) ||
-		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig)
+		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig) ||
+		errors.Is(err, archive.ErrNoIdentity) || errors.Is(err, archive.ErrWrongIdentity)
 }

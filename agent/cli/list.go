@@ -47,7 +47,8 @@ func (f *listFlags) run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	opened, unusable := l.open(ctx, destination.Options{Log: e.log})
+	opened, unusable, done := l.open(ctx, destination.Options{Log: e.log})
+	defer done()
 	survey := destination.Look(ctx, opened)
 	if err := context.Cause(ctx); err != nil {
 		return err

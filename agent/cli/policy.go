@@ -141,8 +141,8 @@ func (l *loaded) unusableErrors(unusable map[string]error) (errs []error) {
 	return errs
 }
 
-// open opens the policy's destinations; those that cannot be opened are told apart by name.
-func (l *loaded) open(ctx context.Context, o destination.Options) (opened []*destination.Destination, unusable map[string]error) {
+// open opens the policy's destinations; those that cannot be opened are told apart by name. done closes them.
+func (l *loaded) open(ctx context.Context, o destination.Options) (opened []*destination.Destination, unusable map[string]error, done func()) {
 	unusable = map[string]error{}
 	for _, spec := range l.policy.Spec.Destinations {
 		d, err := destination.Open(ctx, spec, l.owner.ClusterName, o)
@@ -152,7 +152,11 @@ func (l *loaded) open(ctx context.Context, o destination.Options) (opened []*des
 		}
 		opened = append(opened, d)
 	}
-	return opened, unusable
+	return opened, unusable, func() {
+		for _, d := range opened {
+			d.Close()
+		}
+	}
 }
 
 func destinationNames(p *v1.EtcdSnapshotPolicy) []string {

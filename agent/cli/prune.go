@@ -57,7 +57,8 @@ func (f *pruneFlags) run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	opened, unusable := l.open(ctx, destination.Options{Log: e.log})
+	opened, unusable, done := l.open(ctx, destination.Options{Log: e.log})
+	defer done()
 	errs := l.unusableErrors(unusable)
 	rows := []pruneRow{}
 	report := catalog.Report{Policy: l.policy, Node: nodeName(""), Manifest: manifests(opened)}

@@ -71,7 +71,8 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	}
 	defer cluster.Close()
 	begin := time.Now()
-	opened, unusable := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Log: e.log})
+	opened, unusable, done := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Log: e.log})
+	defer done()
 	node := nodeName(f.node)
 	res, err := snapshot.Run(ctx, snapshot.Request{
 		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, Destinations: opened, Unusable: unusable,

@@ -40,6 +40,8 @@ type Destination struct {
 	Store store.Store
 	// Log receives what went wrong without failing anything.
 	Log *slog.Logger
+
+	close func() error
 }
 
 // Owner says which cluster a folder belongs to.

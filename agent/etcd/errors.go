@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"strings"
@@ -127,8 +128,8 @@ func (c *Cluster) hintText(err error) string {
 		return "set spec.etcd.serverName to a name that the member's certificate is for"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return "renew the member's certificate, or set this machine's clock"
-	case errors.As(err, &record):
-		return "the endpoint does not speak TLS: is it http://?"
+	case errors.As(err, &record), errors.Is(err, io.EOF):
+		return "perhaps it does not speak TLS and is http://"
 	case errors.As(err, &op) && op.Op == "remote error": // crypto/tls: an alert that the peer sent
 		return c.rejectedHint()
 	case errors.Is(err, fs.ErrPermission):

@@ -45,7 +45,7 @@ func TestParseEndpoint(t *testing.T) {
 		"https://host:1?a=b":          "only a host and a port",
 		"https://[::1":                "missing ']'",
 		"https://[fe80::1%eth0]:2379": "invalid URL escape",
-		"https://::1:2379":            "",
+		"https://::1:2379":            "invalid port",
 		"unix://":                     "path of a socket is missing",
 		"unix:/run/etcd.sock":         "a scheme is missing",
 		"unix:///" + strings.Repeat("x", maxSocketPath): "at most 107 bytes",
@@ -68,7 +68,7 @@ func TestParseEndpoint(t *testing.T) {
 // TestTap feeds a snapshot in pieces of any size.
 func TestTap(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
-	database := make([]byte, 8192)
+	database := make([]byte, 2048)
 	for i := range database {
 		database[i] = byte(rnd.Uint32())
 	}
@@ -87,13 +87,13 @@ func TestTap(t *testing.T) {
 		return db, got.Bytes(), err
 	}
 	for _, longest := range []int{1, 7, 31, 32, 33, 64, 500, 10_000} {
-		for range 20 {
+		for range 4 {
 			db, got, err := feed(whole, longest)
 			require.NoError(t, err)
 			require.Equal(t, whole, got)
 			require.Equal(t, Database{Size: int64(len(whole)), SHA256: sha256.Sum256(whole), Version: "3.6.0"}, db)
 
-			for _, at := range []int{0, len(database) / 2, len(database) - 1, len(database), len(whole) - 1} {
+			for _, at := range []int{0, len(database) - 1, len(database), len(whole) - 1} {
 				flipped := bytes.Clone(whole)
 				flipped[at] ^= 1
 				_, _, err := feed(flipped, longest)

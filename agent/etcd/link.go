@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -73,7 +75,11 @@ func newLink(a address, conf *tls.Config, dialTimeout time.Duration) (*link, err
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 10 * time.Second}, MinConnectTimeout: dialTimeout}),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second},
+			// The request, which is given dialTimeout, is to end first: it knows better what to say.
+			MinConnectTimeout: dialTimeout + 5*time.Second,
+		}),
 		grpc.WithInitialWindowSize(window),
 		grpc.WithInitialConnWindowSize(window),
 		grpc.WithReadBufferSize(readBuffer),
@@ -146,6 +152,9 @@ type recorder struct {
 func (r *recorder) ClientHandshake(ctx context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	r.link.reached(handshaking)
 	conn, err := r.handshake(ctx, raw)
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("the endpoint closed the connection in the TLS handshake: %w", err)
+	}
 	if err != nil {
 		raw.Close()
 		r.link.failed(err)

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -125,15 +126,23 @@ func TestEveryVersionAndWayToConnect(t *testing.T) {
 					config.CertFile, config.KeyFile = "", ""
 				}
 				cluster := connect(t, config)
-				ms := members(t, cluster)
-				require.Len(t, ms, 1)
-				m := ms[0]
+				want := "" // etcd tells the storage version from 3.6 on, and raises it a little after its start
+				if version >= "3.6" {
+					want = version + ".0"
+				}
+				var m etcd.Member
+				require.Eventually(t, func() bool {
+					ms := members(t, cluster)
+					m = ms[0]
+					return len(ms) == 1 && m.StorageVersion == want
+				}, 20*time.Second, 20*time.Millisecond)
 				require.Equal(t, server.Members[0].ClientURL, m.Endpoint)
 				require.True(t, strings.HasPrefix(m.Version, version+"."), m.Version)
 				require.True(t, m.Leader)
 				require.Empty(t, m.Warnings)
 				require.Greater(t, m.Revision, int64(1))
-				require.Greater(t, m.DBSize, int64(1<<20))
+				require.Positive(t, m.DBSize)
+				require.Positive(t, m.DBSizeInUse)
 				require.NotZero(t, m.ClusterID)
 				require.NotZero(t, m.MemberID)
 				require.NotZero(t, m.RaftTerm)
@@ -142,10 +151,7 @@ func TestEveryVersionAndWayToConnect(t *testing.T) {
 				db, err := cluster.Snapshot(t.Context(), m, &got)
 				require.NoError(t, err)
 				requireProven(t, db, got.Bytes())
-				if version >= "3.6" {
-					require.Equal(t, version+".0", m.StorageVersion)
-					require.Equal(t, version+".0", db.Version)
-				}
+				require.Equal(t, want, db.Version)
 			})
 		}
 	}

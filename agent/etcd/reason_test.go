@@ -3,8 +3,11 @@ package etcd_test
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -68,7 +71,7 @@ func TestCertificateReasons(t *testing.T) {
 	}
 }
 
-// TestExpiredClientCertificateOverTLS12 has the alert come within the handshake.
+// TestCertificateReasonsOverTLS12 has the alert come within the handshake.
 func TestCertificateReasonsOverTLS12(t *testing.T) {
 	server := etcdtest.Start(t, etcdtest.Options{TLS: true, Args: []string{"--tls-max-version=TLS1.2"}})
 	config := configFor(server)
@@ -105,9 +108,16 @@ func TestConnectionReasons(t *testing.T) {
 	})
 	t.Run("https to a plain port", func(t *testing.T) {
 		err := one(t, "https"+plain.Members[0].ClientURL[len("http"):])
-		var record tls.RecordHeaderError
-		require.ErrorAs(t, err, &record)
-		require.ErrorContains(t, err, "is it http://?")
+		require.ErrorContains(t, err, "closed the connection in the TLS handshake")
+		require.ErrorContains(t, err, "is http://")
+	})
+	t.Run("https to what is no etcd at all", func(t *testing.T) {
+		web := httptest.NewServer(http.NotFoundHandler())
+		defer web.Close()
+		err := one(t, "https"+web.URL[len("http"):])
+		require.ErrorAs(t, err, new(tls.RecordHeaderError))
+		require.ErrorContains(t, err, "is http://")
+		require.ErrorContains(t, one(t, web.URL), "does not speak etcd's protocol")
 	})
 	t.Run("http to a TLS port", func(t *testing.T) {
 		require.ErrorContains(t, one(t, "http"+server.Members[0].ClientURL[len("https"):]), "is it https://")
@@ -139,14 +149,13 @@ func TestConnectionReasons(t *testing.T) {
 		require.NotErrorAs(t, one(t, "http://"+l.Addr().String()), new(*etcd.NoAnswerError))
 	})
 	t.Run("a member that is paused", func(t *testing.T) {
-		config.DialTimeout = 500 * time.Millisecond
 		cluster := connect(t, config)
 		require.Len(t, members(t, cluster), 1)
-		require.NoError(t, server.Members[0].Pause())
+		require.NoError(t, server.Members[0].Pause(t.Context()))
 		defer func() { require.NoError(t, server.Members[0].Resume()) }()
 		_, err := cluster.Members(t.Context()) // connected before
-		require.ErrorContains(t, err, "no answer within 500ms to the request")
-		require.ErrorContains(t, unavailable(t, config), "no answer within 500ms to the TLS handshake")
+		require.ErrorContains(t, err, "no answer within 2s to the request")
+		require.ErrorContains(t, unavailable(t, config), "no answer within 2s to the TLS handshake")
 	})
 	t.Run("every endpoint is named", func(t *testing.T) {
 		c := config
@@ -204,7 +213,7 @@ const keyFileEnv = "ETCD_TEST_KEY_FILE"
 
 func tellAboutKeyFile(file string) {
 	_, err := etcd.New(etcd.Config{Endpoints: []string{"https://127.0.0.1:1"}, CAFile: os.Getenv("ETCD_TEST_CA_FILE"), CertFile: os.Getenv("ETCD_TEST_CERT_FILE"), KeyFile: file})
-	os.Stdout.WriteString(err.Error())
+	fmt.Fprint(os.Stdout, err)
 	os.Exit(0)
 }
 
@@ -216,7 +225,7 @@ func TestKeyFileOfAnotherUser(t *testing.T) {
 	// The test binary and the certificates must be reachable for that user, the key must not be readable.
 	dir, err := os.MkdirTemp("/var/tmp", "etcd-test")
 	require.NoError(t, err)
-	defer os.RemoveAll(dir)
+	defer func() { require.NoError(t, os.RemoveAll(dir)) }()
 	require.NoError(t, os.Chmod(dir, 0o755))
 	server := etcdtest.Start(t, etcdtest.Options{TLS: true})
 	put := func(name, from string, mode os.FileMode) string {

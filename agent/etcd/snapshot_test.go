@@ -69,7 +69,7 @@ func TestTamperedStreams(t *testing.T) {
 			require.ErrorIs(t, err, test.want)
 			require.ErrorContains(t, err, test.phrase)
 			for _, other := range []error{etcd.ErrStreamCut, etcd.ErrTrailerMissing, etcd.ErrTrailerMismatch} {
-				require.Equal(t, other == test.want, errors.Is(err, other))
+				require.Equal(t, errors.Is(test.want, other), errors.Is(err, other))
 			}
 		})
 	}
@@ -110,7 +110,7 @@ func TestStalledStream(t *testing.T) {
 	server.MustFill(t, 4<<20)
 	proxy := etcdtest.StartProxy(t, server.Members[0].ClientURL)
 	config := configFor(server, proxy.URL())
-	config.StallTimeout = 300 * time.Millisecond
+	config.StallTimeout = time.Second
 	cluster := connect(t, config)
 	m := members(t, cluster)[0]
 	proxy.StallAfter(m.DBSize / 2)
@@ -121,7 +121,7 @@ func TestStalledStream(t *testing.T) {
 	require.EqualValues(t, got.Len(), stall.Received)
 	require.Positive(t, stall.Received)
 	require.Equal(t, config.StallTimeout, stall.For)
-	require.ErrorContains(t, err, "stalled: no byte for 300ms after ")
+	require.ErrorContains(t, err, "stalled: no byte for 1s after ")
 
 	// Stalled before the first byte.
 	proxy.StallAfter(0)
@@ -133,7 +133,7 @@ func TestStalledStream(t *testing.T) {
 // etcd that cannot read its database sends messages without content, for ever.
 func TestEmptyMessagesAreNoProgress(t *testing.T) {
 	fake := &etcdtest.FakeMaintenance{Snapshot: realSnapshot(t), Endless: true}
-	cluster := connect(t, etcd.Config{Endpoints: []string{etcdtest.StartFake(t, fake)}, StallTimeout: 300 * time.Millisecond})
+	cluster := connect(t, etcd.Config{Endpoints: []string{etcdtest.StartFake(t, fake)}, StallTimeout: time.Second})
 	var got bytes.Buffer
 	_, err := cluster.Snapshot(t.Context(), members(t, cluster)[0], &got)
 	var stall *etcd.StallError
@@ -149,14 +149,14 @@ func TestSlowWriterIsNoStall(t *testing.T) {
 	server := etcdtest.Start(t, etcdtest.Options{})
 	server.MustFill(t, 8<<20)
 	config := configFor(server)
-	config.StallTimeout = 200 * time.Millisecond
+	config.StallTimeout = time.Second
 	cluster := connect(t, config)
 	var got bytes.Buffer
 	blocked := 0
 	db, err := cluster.Snapshot(t.Context(), members(t, cluster)[0], writerFunc(func(p []byte) (int, error) {
 		if got.Len() > blocked*4<<20 && blocked < 2 {
 			blocked++
-			time.Sleep(3 * config.StallTimeout) // this is the slow writer
+			time.Sleep(config.StallTimeout * 3 / 2) // this is the slow writer
 		}
 		return got.Write(p)
 	}))

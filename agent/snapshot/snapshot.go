@@ -151,7 +151,11 @@ func Run(ctx context.Context, q Request) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer spool.Close()
+	defer func() {
+		if err := spool.Close(); err != nil {
+			q.Log.Warn("could not remove the spool file; the next run does", "error", err)
+		}
+	}()
 	res.Destinations = outcomes
 	publish(ctx, q, res, spool)
 	res.Took = q.Now().Sub(begin)
