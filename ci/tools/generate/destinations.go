@@ -60,13 +60,17 @@ func (b *schemaBuilder) destinations() (object, error) {
 	delete(sse, "keyDir")
 	sse["existingSecret"] = secretName("Secret in the release's namespace with the key sse-c-key: 32 bytes, raw or in base64.")
 
+	// Not propertyNames itself: the validator that Helm uses reports it at the wrong path.
+	badName := object{"type": "object", "not": object{"propertyNames": object{"maxLength": name["maxLength"], "pattern": name["pattern"]}}}
 	return object{
 		"type":                 "object",
 		"maxProperties":        16,
-		"propertyNames":        object{"maxLength": name["maxLength"], "pattern": name["pattern"]},
 		"additionalProperties": one,
-		"allOf": []any{refuse(object{"type": "object", "maxProperties": 0}, "",
-			"at least one destination, such as destinations.node.hostPath.path=/var/lib/etcd-snapshots")},
+		"allOf": []any{
+			refuse(object{"type": "object", "maxProperties": 0}, "",
+				"at least one destination, such as destinations.node.hostPath.path=/var/lib/etcd-snapshots"),
+			refuse(badName, "", fmt.Sprintf("a map whose keys are the destinations' names: at most %v lower-case letters, digits and '-'", name["maxLength"])),
+		},
 	}, nil
 }
 

@@ -154,9 +154,9 @@ func (b *schemaBuilder) distribution() object {
 	return object{"type": "string", "if": object{"enum": refused}, "then": true, "else": object{"enum": known}}
 }
 
-// schedule allows what the CronJob controller's parser (robfig/cron's ParseStandard) takes, but for three things:
+// schedule allows what the CronJob controller's parser (robfig/cron's ParseStandard) takes, but for a few things:
 // @every, which is counted from when the controller saw the CronJob; N/STEP, which cron knows nothing of and people
-// read in two ways; and a time zone, which Kubernetes refuses since it has spec.timeZone.
+// read in two ways; a time zone, which Kubernetes refuses since it has spec.timeZone; and what only that parser knows (+1, nothing between two commas).
 func schedule() object {
 	names := func(all string) string {
 		var out []string
@@ -190,5 +190,5 @@ func schedule() object {
 		r["else"] = rule
 		rule = r
 	}
-	return object{"type": "string", "maxLength": 256, "pattern": begin, "allOf": []any{rule}}
+	return object{"type": "string", "maxLength": 256, "pattern": begin, "allOf": []any{rule}, explained: true}
 }

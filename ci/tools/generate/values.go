@@ -344,6 +344,9 @@ func refuse(violation object, field, sentence string) object {
 	return object{"if": violation, "then": then}
 }
 
+// explained marks a schema whose rules have sentences of their own.
+const explained = "explained"
+
 // explainPatterns adds to every pattern the description of its field, for those who do not read regular expressions.
 func explainPatterns(node any) {
 	switch n := node.(type) {
@@ -353,10 +356,12 @@ func explainPatterns(node any) {
 		}
 		pattern, ok := n["pattern"].(string)
 		description, _ := n["description"].(string)
-		if ok && description != "" && n["allOf"] == nil {
+		if ok && description != "" && n[explained] == nil {
 			sentence, _, _ := strings.Cut(description, ". ")
-			n["allOf"] = []any{refuse(object{"type": "string", "not": object{"pattern": pattern}}, "", strings.TrimSuffix(sentence, "."))}
+			rule := refuse(object{"type": "string", "not": object{"pattern": pattern}}, "", strings.TrimSuffix(sentence, "."))
+			n["allOf"] = append(list(n["allOf"]), rule)
 		}
+		delete(n, explained)
 	case []any:
 		for _, v := range n {
 			explainPatterns(v)
