@@ -19,7 +19,7 @@ import (
 type snapshotFlags struct {
 	policyFlags
 	schedule, spoolDir, node, output string
-	stall, dial                      time.Duration
+	stall, dial, catalog             time.Duration
 }
 
 func newSnapshot(e *env) *cobra.Command {
@@ -41,6 +41,7 @@ of the policy side by side, and checks each copy. Nothing is visible before it i
 	fl.StringVar(&f.node, "node", "", "name of this node (default: $NODE_NAME or the host's name)")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a stream or an upload that makes no progress for this long")
 	fl.DurationVar(&f.dial, "dial-timeout", 10*time.Second, "give up a member that does not answer for this long")
+	fl.DurationVar(&f.catalog, "catalog-timeout", catalog.DefaultBudget, "how long to try to write rows and status to the API server, once the snapshot is safe")
 	outputFlag(cmd, &f.output)
 	return cmd
 }
@@ -80,7 +81,9 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 		Log: e.log, Progress: e.progress(),
 	})
 	e.status.clear()
-	l.record(ctx, e, runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err}))
+	report := runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err})
+	report.Budget = f.catalog
+	l.record(ctx, e, report)
 	if res != nil {
 		if perr := f.print(e, res); perr != nil && err == nil {
 			err = perr
