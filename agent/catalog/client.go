@@ -133,6 +133,12 @@ func (c *Client) Policy(ctx context.Context, namespace, name string) (*v1.EtcdSn
 	return api.CheckObject(onlyInput(obj), fmt.Sprintf("the API server (%s/%s)", namespace, name))
 }
 
+// CreatePolicy makes a policy that is not there yet. Errors: *ConfigError, *UnavailableError, and one for
+// apierrors.IsAlreadyExists where somebody else was quicker.
+func (c *Client) CreatePolicy(ctx context.Context, p *v1.EtcdSnapshotPolicy) error {
+	return c.create(ctx, target{resource: v1.PolicyResource, namespace: p.Namespace}, p)
+}
+
 // onlyInput leaves out of an object what its user did not write and a newer Kubernetes or agent may have added to.
 func onlyInput(obj map[string]any) map[string]any {
 	input := map[string]any{}

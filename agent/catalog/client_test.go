@@ -115,7 +115,9 @@ func TestReadErrors(t *testing.T) {
 	config(err, ErrForbidden, `grant the verb "get" on "namespaces"`)
 	_, err = nobody.ServerVersion(ctx)
 	require.NoError(t, err, "everybody may ask for the version")
-	_, err = nobody.Verified(ctx, b.namespace, "etcd")
+	for _, err = range nobody.Rows(ctx, b.namespace, "etcd") {
+		require.Error(t, err)
+	}
 	config(err, ErrForbidden, `grant the verb "list" on "etcdsnapshots.etcdsnapshot.dev"`)
 
 	as := func(change func(*rest.Config)) *Client {

@@ -57,23 +57,25 @@ func rowLabels(facts *v1.SnapshotFacts) map[string]string {
 	return labels
 }
 
-// Verified tells which of a policy's snapshots passed their last verification, by their rows.
-func (c *Client) Verified(ctx context.Context, namespace, policy string) (map[string]bool, error) {
+// Rows yields the rows of a policy, in no order. An API server that is away is an error at once.
+func (c *Client) Rows(ctx context.Context, namespace, policy string) iter.Seq2[*v1.EtcdSnapshot, error] {
 	if namespace == "" {
 		namespace = c.namespace
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, DefaultBudget, errBudget(DefaultBudget))
-	defer cancel()
-	names := map[string]bool{}
-	for row, err := range c.rows(ctx, namespace, policy, isStatus) {
-		if err != nil {
-			return nil, err
-		}
-		if done := row.Status.Verification; done != nil && done.Result == v1.VerificationPassed {
-			names[row.Name] = true
+	return func(yield func(*v1.EtcdSnapshot, error) bool) {
+		ctx, cancel := context.WithTimeoutCause(ctx, DefaultBudget, errBudget(DefaultBudget))
+		defer cancel()
+		for row, err := range c.rows(ctx, namespace, policy, isStatus) {
+			if !yield(row, err) {
+				return
+			}
 		}
 	}
-	return names, nil
+}
+
+// IsVerified tells whether the snapshot of a row passed its last verification.
+func IsVerified(row *v1.EtcdSnapshot) bool {
+	return row.Status.Verification != nil && row.Status.Verification.Result == v1.VerificationPassed
 }
 
 // rows yields the rows of a policy, one page at a time. A row whose label somebody removed is found, too.

@@ -67,9 +67,10 @@ func (a *apiServer) agent(verb string, more ...string) outcome {
 	a.t.Helper()
 	args := append([]string{verb, "--kubeconfig", a.kubeconfig, "--policy", "etcd"}, more...)
 	if verb == "snapshot" {
-		args = append(args, "--spool-dir", a.site.spool, "--node", "n1", "--schedule", "0 */6 * * *")
+		args = append(args[:len(args):len(args)], "--spool-dir", a.site.spool, "--schedule", "0 */6 * * *")
 	}
 	cmd := process(a.t, args...)
+	cmd.Env = append(cmd.Env, "NODE_NAME=n1")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	_ = cmd.Run() // the exit code tells
@@ -120,6 +121,29 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Len(t, strings.Fields(a.kubectl("get", "esnap", "-o", "name")), 1)
 		require.Contains(t, a.kubectl("get", "esnap", "-o", "jsonpath={.items[0].status.destinations[0].keptBecause}"), "newest")
 		requireContains(t, a.kubectl("get", "events"), "SnapshotStored", "SnapshotsPruned")
+	})
+	t.Run("other nodes' disks", func(t *testing.T) {
+		disk := a.site.destination(0)["hostPath"]
+		a.site.destination(0)["hostPath"] = map[string]any{"path": filepath.Join(a.site.dir, "disk-of-n2")}
+		a.apply()
+		require.Zero(t, a.agent("snapshot", "--node", "n2").code)
+		a.site.destination(0)["hostPath"] = disk
+		a.apply()
+		o := a.agent("list")
+		require.Zero(t, o.code)
+		requireContains(t, o.stdout, "node (n2)", "VERIFIED", "KEPT BECAUSE")
+		require.Zero(t, a.agent("snapshot").code)
+		require.Contains(t, a.kubectl("get", "esnap"), "n2", "the row of a disk that cannot be seen from here is left alone")
+		require.Contains(t, a.agent("list").stdout, "node (n2)")
+	})
+	t.Run("read back whole is verified", func(t *testing.T) {
+		a.site.spec()["verification"] = map[string]any{"afterStore": "full"}
+		a.apply()
+		require.Zero(t, a.agent("snapshot").code)
+		a.kubectl("wait", "--for=condition=Verified", "esp/etcd", "--timeout=1s")
+		require.Contains(t, a.agent("list").stdout, "checksum")
+		delete(a.site.spec(), "verification")
+		a.apply()
 	})
 	t.Run("a failed run tells why", func(t *testing.T) {
 		good := a.site.etcd()["endpoints"]

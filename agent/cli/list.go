@@ -11,7 +11,8 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 )
 
@@ -53,49 +54,141 @@ func (f *listFlags) run(ctx context.Context, e *env) error {
 	if err := context.Cause(ctx); err != nil {
 		return err
 	}
-	if !f.all {
-		survey.Snapshots = slices.DeleteFunc(survey.Snapshots, func(r destination.Row) bool { return r.Policy != l.policy.Name })
-	}
-	if err := f.print(ctx, e, survey); err != nil {
-		return err
-	}
 	errs := l.unusableErrors(unusable)
 	for _, d := range survey.Destinations {
 		if d.Err != nil {
 			errs = append(errs, fmt.Errorf("destination %s: %w", d.Destination.Spec.Name, d.Err))
 		}
 	}
+	rows, err := f.collect(ctx, e, l, survey)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if err := f.print(e, rows, survey); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
-// listed is one snapshot in the machine-readable forms.
+// listed is one snapshot.
 type listed struct {
 	Name      string       `json:"name"`
 	Policy    string       `json:"policy"`
 	CreatedAt time.Time    `json:"createdAt"`
 	Copies    []listedCopy `json:"copies"`
-	// Manifest is nil where it could not be read; the error is logged.
+	// Verification is what the catalog knows; nil where it knows nothing.
+	Verification *v1.VerificationStatus `json:"verification,omitempty"`
+	// Manifest is nil where it was not asked for or could not be read; the error is logged.
 	Manifest *v1.Manifest `json:"manifest,omitempty"`
 }
 
 type listedCopy struct {
-	Destination string    `json:"destination"`
-	URI         string    `json:"uri"`
-	Size        int64     `json:"size"`
-	StoredAt    time.Time `json:"storedAt"`
+	Destination string `json:"destination"`
+	URI         string `json:"uri"`
+	Size        int64  `json:"size"`
+	// StoredAt is the store's time; nil for a copy that is known from the catalog only.
+	StoredAt *time.Time `json:"storedAt,omitempty"`
+	// Node whose disk holds the copy, where that is not this one: it is known from the catalog only.
+	Node string `json:"node,omitempty"`
+	// KeptBecause are the retention rules that keep the copy; none where the next run removes it.
+	KeptBecause []string `json:"keptBecause"`
 }
 
-func (f *listFlags) print(ctx context.Context, e *env, s *destination.Survey) error {
+// collect puts together what the destinations hold, what retention makes of it, and what the catalog adds: verifications,
+// and copies on other nodes' disks. Manifests are read only for the forms that show them.
+func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destination.Survey) ([]listed, error) {
+	catalogued := l.rows(ctx, e)
+	verified := func(name string) bool {
+		row, ok := catalogued[name]
+		return ok && catalog.IsVerified(row)
+	}
+	kept := map[string]map[string][]string{} // by destination and snapshot
+	for _, part := range s.Destinations {
+		if part.Err != nil {
+			continue
+		}
+		plan, err := part.Destination.Plan(part.Inventory, l.policy, time.Now(), verified)
+		if err != nil {
+			return nil, err
+		}
+		kept[part.Destination.Spec.Name] = map[string][]string{}
+		for _, p := range plan {
+			kept[part.Destination.Spec.Name][p.Name] = p.Reasons
+		}
+	}
+	rows := []listed{}
+	shown := map[string]*listed{}
+	for _, r := range s.Snapshots {
+		if !f.all && r.Policy != l.policy.Name {
+			continue
+		}
+		row := listed{Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}}
+		for _, part := range s.Destinations {
+			d := part.Destination
+			c, ok := r.Copies[d.Spec.Name]
+			if !ok {
+				continue
+			}
+			stored := c.Stored.UTC()
+			reasons, ours := kept[d.Spec.Name][r.Name]
+			if !ours {
+				reasons = []string{"of another policy"}
+			}
+			row.Copies = append(row.Copies, listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...)})
+			if row.Manifest == nil && (f.output == "json" || f.output == "yaml" || f.output == "wide") {
+				row.Manifest = f.manifest(ctx, e, d, r.Name)
+			}
+		}
+		rows = append(rows, row)
+	}
+	for i := range rows {
+		shown[rows[i].Name] = &rows[i]
+	}
+	rows = append(rows, f.elsewhere(l, catalogued, shown)...)
+	slices.SortStableFunc(rows, func(a, b listed) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	return rows, nil
+}
+
+// elsewhere adds what the catalog knows and this node cannot see: to the rows that are shown, and as rows of their own.
+func (f *listFlags) elsewhere(l *loaded, catalogued map[string]*v1.EtcdSnapshot, shown map[string]*listed) (more []listed) {
+	here := nodeName("")
+	nodeLocal := map[string]bool{}
+	for _, d := range l.policy.Spec.Destinations {
+		nodeLocal[d.Name] = d.HostPath != nil
+	}
+	for name, known := range catalogued {
+		row, ok := shown[name]
+		if ok {
+			row.Verification = known.Status.Verification
+		} else {
+			row = &listed{Name: name, Policy: known.Spec.Policy, CreatedAt: known.Spec.CreatedAt.UTC(), Verification: known.Status.Verification,
+				Manifest: &v1.Manifest{SchemaVersion: v1.ManifestSchemaVersion, Name: name, SnapshotFacts: known.Spec}}
+		}
+		for _, c := range known.Status.Destinations {
+			if c.Phase != v1.PhaseStored || !nodeLocal[c.Name] || known.Spec.Node == "" || known.Spec.Node == here {
+				continue
+			}
+			if slices.ContainsFunc(row.Copies, func(have listedCopy) bool { return have.Destination == c.Name }) {
+				continue
+			}
+			row.Copies = append(row.Copies, listedCopy{Destination: c.Name, URI: c.URI, Size: c.Size, Node: known.Spec.Node, KeptBecause: append([]string{}, c.KeptBecause...)})
+		}
+		if !ok && len(row.Copies) > 0 {
+			more = append(more, *row)
+		}
+	}
+	return more
+}
+
+func (f *listFlags) print(e *env, rows []listed, s *destination.Survey) error {
 	switch f.output {
 	case "name":
-		for _, r := range s.Snapshots {
+		for _, r := range rows {
 			fmt.Fprintln(e.stdout, r.Name)
 		}
 		return nil
 	case "json", "yaml":
-		out := struct {
-			Snapshots []listed `json:"snapshots"`
-		}{f.listed(ctx, e, s)}
+		out := map[string]any{"snapshots": rows}
 		if f.output == "json" {
 			return printJSON(e.stdout, out)
 		}
@@ -105,9 +198,9 @@ func (f *listFlags) print(ctx context.Context, e *env, s *destination.Survey) er
 		}
 		return err
 	}
-	if len(s.Snapshots) == 0 {
+	if len(rows) == 0 {
 		fmt.Fprintln(e.stdout, "No snapshots.")
-	} else if err := f.table(ctx, e, s); err != nil {
+	} else if err := f.table(e, rows); err != nil {
 		return err
 	}
 	for _, d := range s.Destinations {
@@ -135,29 +228,26 @@ func notes(inv *destination.Inventory) []string {
 	return out
 }
 
-func (f *listFlags) table(ctx context.Context, e *env, s *destination.Survey) error {
-	header := []string{"NAME", "AGE", "SIZE", "DESTINATIONS"}
+func (f *listFlags) table(e *env, rows []listed) error {
+	header := []string{"NAME", "AGE", "SIZE", "DESTINATIONS", "VERIFIED", "KEPT BECAUSE"}
 	if f.output == "wide" {
 		header = append(header, "NODE", "REVISION", "DATABASE", "ETCD", "WHERE")
 	}
 	t := newTable(e.stdout, header...)
 	now := time.Now()
-	for _, r := range s.Snapshots {
+	for _, r := range rows {
 		var names, uris []string
 		size := int64(0)
-		var m *v1.Manifest
-		for _, d := range s.Destinations {
-			c, ok := r.Copies[d.Destination.Spec.Name]
-			if !ok {
-				continue
+		for _, c := range r.Copies {
+			name := c.Destination
+			if c.Node != "" {
+				name += " (" + c.Node + ")"
 			}
-			names, uris, size = append(names, d.Destination.Spec.Name), append(uris, d.Destination.URI(c.Key)), c.Size
-			if f.output == "wide" && m == nil {
-				m = f.manifest(ctx, e, d.Destination, r.Name)
-			}
+			names, uris, size = append(names, name), append(uris, c.URI), c.Size
 		}
-		cells := []any{r.Name, humanAge(now.Sub(r.Time)), humanBytes(size), strings.Join(names, ",")}
+		cells := []any{r.Name, humanAge(now.Sub(r.CreatedAt)), humanBytes(size), strings.Join(names, ","), r.verified(), r.kept()}
 		if f.output == "wide" {
+			m := r.Manifest
 			if m == nil {
 				m = &v1.Manifest{}
 			}
@@ -168,23 +258,36 @@ func (f *listFlags) table(ctx context.Context, e *env, s *destination.Survey) er
 	return t.flush()
 }
 
-func (f *listFlags) listed(ctx context.Context, e *env, s *destination.Survey) []listed {
-	out := []listed{}
-	for _, r := range s.Snapshots {
-		l := listed{Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}}
-		for _, d := range s.Destinations {
-			c, ok := r.Copies[d.Destination.Spec.Name]
-			if !ok {
-				continue
-			}
-			l.Copies = append(l.Copies, listedCopy{Destination: d.Destination.Spec.Name, URI: d.Destination.URI(c.Key), Size: c.Size, StoredAt: c.Stored.UTC()})
-			if l.Manifest == nil {
-				l.Manifest = f.manifest(ctx, e, d.Destination, r.Name)
-			}
-		}
-		out = append(out, l)
+// verified is the last verification as a cell.
+func (r *listed) verified() string {
+	switch {
+	case r.Verification == nil:
+		return "-"
+	case r.Verification.Result == v1.VerificationPassed:
+		return r.Verification.Level
 	}
-	return out
+	return "FAILED"
+}
+
+// kept gives the reasons as a cell: once where all copies have the same, by destination where they differ.
+func (r *listed) kept() string {
+	var texts []string
+	same := true
+	for _, c := range r.Copies {
+		text := strings.Join(c.KeptBecause, ", ")
+		if text == "" {
+			text = "nothing: the next run removes it"
+		}
+		texts = append(texts, text)
+		same = same && text == texts[0]
+	}
+	if same && len(texts) > 0 {
+		return texts[0]
+	}
+	for i, c := range r.Copies {
+		texts[i] = c.Destination + ": " + texts[i]
+	}
+	return strings.Join(texts, "; ")
 }
 
 // manifest reads a manifest for the table; a damaged one is told and does not hide the others.

@@ -7,8 +7,10 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"etcdsnapshot.dev/agent/api"
 	"etcdsnapshot.dev/agent/api/v1"
@@ -18,8 +20,8 @@ import (
 
 // policyFlags say where the policy comes from; every verb that needs one has them.
 type policyFlags struct {
-	name, namespace, file, kubeconfig string
-	destinations                      []string
+	name, namespace, file, manifest, kubeconfig string
+	destinations                                []string
 }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
@@ -27,6 +29,7 @@ func (f *policyFlags) register(cmd *cobra.Command) {
 	fl.StringVar(&f.name, "policy", "", "name of the EtcdSnapshotPolicy to read from the API server")
 	fl.StringVarP(&f.namespace, "namespace", "n", "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
 	fl.StringVarP(&f.file, "policy-file", "f", "", "file with the EtcdSnapshotPolicy's manifest (- is stdin); no API server is needed")
+	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the manifest to make the policy of, where the API server has none of that name")
 	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account, $KUBECONFIG, ~/.kube/config)")
 	fl.StringSliceVarP(&f.destinations, "destination", "d", nil, "only these destinations of the policy (default: all)")
 }
@@ -47,6 +50,8 @@ func (f *policyFlags) load(ctx context.Context, e *env) (*loaded, error) {
 		return nil, usageErrorf("--policy or --policy-file is needed: which policy to follow")
 	case f.name != "" && f.file != "":
 		return nil, usageErrorf("--policy and --policy-file exclude each other")
+	case f.manifest != "" && f.name == "":
+		return nil, usageErrorf("--policy-manifest goes with --policy")
 	}
 	l := &loaded{}
 	var err error
@@ -101,7 +106,11 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 	if namespace == "" {
 		namespace = l.client.Namespace()
 	}
-	if l.policy, err = l.client.Policy(ctx, namespace, f.name); err != nil {
+	l.policy, err = l.client.Policy(ctx, namespace, f.name)
+	if f.manifest != "" && (errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNotInstalled)) {
+		l.policy, err = l.fromManifest(ctx, e, f, namespace)
+	}
+	if err != nil {
 		return err
 	}
 	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
@@ -110,6 +119,31 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 		return fmt.Errorf("the API server did not say the UID of the namespace kube-system, which names this cluster's folder: set spec.clusterName in the policy")
 	}
 	return nil
+}
+
+// fromManifest makes the policy that the API server lacks. Helm cannot: it looks up every kind of a release before it
+// makes the first object, so the release that brings the CRD cannot hold an object of its kind. Where the policy cannot
+// be made the run follows the manifest all the same.
+func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, namespace string) (*v1.EtcdSnapshotPolicy, error) {
+	p, err := api.LoadPolicy(f.manifest, e.stdin)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil, &usageError{err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Name != f.name || p.Namespace != namespace {
+		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
+	}
+	switch err := l.client.CreatePolicy(ctx, p); {
+	case err == nil:
+		e.log.Info("the policy was not there and was made of its manifest", "policy", p.Namespace+"/"+p.Name)
+	case apierrors.IsAlreadyExists(err): // a run on another node was quicker
+		return l.client.Policy(ctx, namespace, f.name)
+	default:
+		e.log.Warn("the policy is not there and could not be made; its manifest is followed", "error", err)
+	}
+	return p, nil
 }
 
 // askServer fills in what the API server knows. What it does not tell is only missed where it is needed.
@@ -167,14 +201,27 @@ func destinationNames(p *v1.EtcdSnapshotPolicy) []string {
 	return names
 }
 
-// verified tells which snapshots the catalog knows to be good; without an API server none.
-func (l *loaded) verified(ctx context.Context, e *env) func(name string) bool {
+// rows gives the catalog's rows by name; none without an API server, or where it does not answer.
+func (l *loaded) rows(ctx context.Context, e *env) map[string]*v1.EtcdSnapshot {
+	rows := map[string]*v1.EtcdSnapshot{}
 	if l.client == nil {
-		return nil
+		return rows
 	}
-	names, err := l.client.Verified(ctx, l.policy.Namespace, l.policy.Name)
-	if err != nil {
-		e.log.Warn("the catalog does not tell which snapshots are verified", "error", err)
+	for row, err := range l.client.Rows(ctx, l.policy.Namespace, l.policy.Name) {
+		if err != nil {
+			e.log.Warn("the catalog does not tell what is verified and what other nodes hold", "error", err)
+			break
+		}
+		rows[row.Name] = row
 	}
-	return func(name string) bool { return names[name] }
+	return rows
+}
+
+// verified tells which snapshots the catalog knows to be good. It is asked when it is needed first.
+func (l *loaded) verified(ctx context.Context, e *env) func(name string) bool {
+	rows := sync.OnceValue(func() map[string]*v1.EtcdSnapshot { return l.rows(ctx, e) })
+	return func(name string) bool {
+		row, ok := rows()[name]
+		return ok && catalog.IsVerified(row)
+	}
 }

@@ -3,12 +3,16 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/snapshot"
+	"etcdsnapshot.dev/agent/verify"
 )
 
 // lastWordBudget bounds what an interrupted run still writes down: the kubelet kills the pod soon after.
@@ -54,6 +58,12 @@ func runReport(l *loaded, opened []*destination.Destination, node string, res *s
 			}
 		}
 		report.Destinations = append(report.Destinations, seen)
+	}
+	if res != nil && l.policy.Spec.Verification.AfterStore == v1.AfterStoreFull && slices.ContainsFunc(res.Destinations, func(o snapshot.Outcome) bool { return o.Err == nil }) {
+		// Every byte was read back, which is what verify calls its first level.
+		report.Verifications = map[string]v1.VerificationStatus{res.Manifest.Name: {
+			Time: metav1.NewTime(run.End), Level: string(verify.LevelChecksum), Result: v1.VerificationPassed,
+		}}
 	}
 	return report
 }
