@@ -105,7 +105,8 @@ func parseRecipient(s string) (Recipient, error) {
 	case strings.HasPrefix(s, "age1"):
 		r, err := age.ParseX25519Recipient(s)
 		if err != nil {
-			if i := strings.LastIndexByte(s, '1'); i > len("age1") {
+			// An X25519 recipient has 62 characters, always: a 1 within those is a typing error, not a plugin's name.
+			if i := strings.LastIndexByte(s, '1'); i > len("age1") && len(s) != len("age1")+58 {
 				return Recipient{}, fmt.Errorf("recipients of age plugins (%s1...) are not supported", s[:i])
 			}
 			return Recipient{}, fmt.Errorf("malformed age recipient: %s", withoutValue(err, s))

@@ -33,6 +33,10 @@ func TestRecipientErrorsNameTheEntry(t *testing.T) {
 		require.NoError(t, err)
 		return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(pk)))
 	}
+	other := "q"
+	if strings.HasSuffix(x, other) {
+		other = "p"
+	}
 	secret := strings.TrimSpace(pairs["pq"].identity)
 	for _, c := range []struct {
 		list  []string
@@ -42,7 +46,8 @@ func TestRecipientErrorsNameTheEntry(t *testing.T) {
 		{[]string{x, ed, ""}, "[2]", "is empty"},
 		{[]string{x, "hunter2"}, "[1]", "is not a recipient"},
 		{[]string{x[:len(x)-1] + "!"}, "[0]", "malformed age recipient"},
-		{[]string{x[:len(x)-1] + string(x[len(x)-1]^1)}, "[0]", "malformed age recipient: invalid checksum"},
+		{[]string{x[:len(x)-1] + other}, "[0]", "malformed age recipient: invalid checksum"},
+		{[]string{x[:len(x)-1] + "1"}, "[0]", "malformed age recipient"},
 		{[]string{pq[:len(pq)-10]}, "[0]", "malformed post-quantum age recipient: invalid checksum"},
 		{[]string{"age1yubikey1qwt50d05nh5vutpdzmlg5wn80xq5negm4uj9ghv0snvdd3yysf5yw3rhl3t"}, "[0]", "plugins (age1yubikey1...)"},
 		{[]string{secret}, "[0]", "treat it as leaked"},
@@ -101,7 +106,7 @@ func TestIdentityErrorsHoldNoKey(t *testing.T) {
 		"":                                      "holds no identity",
 		"# a comment\n\n":                       "holds no identity",
 		"# c\n" + key + "\n" + key[:len(key)-3]: "line 3: malformed identity",
-		key[:len(key)-1] + "Q":                  "line 1: malformed identity",
+		key[:len(key)-1] + "1":                  "line 1: malformed identity",
 		strings.Fields(pairs["pq"].identity)[0] + "X": "line 1: malformed post-quantum identity",
 		pairs["x25519"].recipient:                     "line 1: is a public key",
 		pairs["ssh-rsa"].recipient:                    "line 1: is a public key",

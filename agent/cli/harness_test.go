@@ -22,7 +22,8 @@ import (
 const asAgent = "ETCD_SNAPSHOT_TEST_AS_AGENT"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(asAgent) != "" {
+	// The level restore starts this program again, which here is the test binary.
+	if os.Getenv(asAgent) != "" || len(os.Args) > 1 && os.Args[1] == "verify-drill" {
 		ctx, cancel := context.WithCancelCause(context.Background())
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, syscall.SIGTERM)
@@ -167,4 +168,12 @@ func realSnapshot(t *testing.T, c *etcdtest.Cluster) []byte {
 	data, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return data
+}
+
+// quietly is agent without its output in the test's log.
+func quietly(t *testing.T, args ...string) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	code := cli.Run(context.Background(), args, strings.NewReader(""), &stdout, &stderr)
+	return outcome{code, stdout.String(), stderr.String()}
 }
