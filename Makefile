@@ -61,6 +61,10 @@ lint: ## Lint the Go code
 verify: lint ## Fail on drift of generated files, untidy modules, and lint
 	ci/verify.sh
 
+.PHONY: bench-stores
+bench-stores: ## Upload 1 GiB to each store's real server, beside cp: time and peak memory
+	$(GO) run ./ci/bench/stores
+
 .PHONY: parts
 parts: ## Build the real servers that the tests run (cached outside the checkout)
 	$(GO) run ./ci/parts/cmd $(PARTS)
