@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
@@ -141,7 +141,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	if err := f.check(names); err != nil {
 		return err
 	}
-	ids, err := f.loadIdentities(e)
+	ids, err := e.loadIdentities(f.identities)
 	if err != nil {
 		return err
 	}
@@ -215,8 +215,9 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	return nil
 }
 
-func (f *verifyFlags) loadIdentities(e *env) (ids []age.Identity, err error) {
-	for _, path := range f.identities {
+// loadIdentities reads the files of --identity.
+func (e *env) loadIdentities(paths []string) (ids []age.Identity, err error) {
+	for _, path := range paths {
 		more, warning, err := archive.LoadIdentityFile(path)
 		if err != nil {
 			return nil, usageErrorf("--identity: %w", err)

@@ -61,8 +61,16 @@ func TestDamagedPages(t *testing.T) {
 	const size = 4096
 	le := binary.LittleEndian
 	leaf, branch := pagesOf(t, whole, "leaf"), pagesOf(t, whole, "branch")
-	l, b := leaf[len(leaf)/2], branch[len(branch)-1]
 	at := func(db []byte, id int) []byte { return db[id*size : (id+1)*size] }
+	l, b := 0, branch[len(branch)-1]
+	for _, id := range leaf { // one that holds entries of keys, and not the first of them
+		p := at(whole, id)
+		first := p[16+le.Uint32(p[16+4:]):]
+		if n := le.Uint32(p[16+8:]); n == 17 && first[8] == '_' && le.Uint32(p[12:]) == 0 {
+			l = id
+		}
+	}
+	require.NotZero(t, l)
 	for name, c := range map[string]struct {
 		damage func(db []byte) []byte
 		says   string
@@ -84,7 +92,7 @@ func TestDamagedPages(t *testing.T) {
 		"child twice": {func(db []byte) []byte {
 			copy(at(db, b)[16+8:][:8], at(db, b)[16+16+8:][:8])
 			return db
-		}, "is not in order"},
+		}, "page"}, // out of order, or referred to twice: by what it leads to
 		"child beyond":    {func(db []byte) []byte { le.PutUint64(at(db, b)[16+8:], 1<<40); return db }, "is referred to, and there are"},
 		"child is meta":   {func(db []byte) []byte { le.PutUint64(at(db, b)[16+8:], 1); return db }, "page 1 is referred to"},
 		"branch is empty": {func(db []byte) []byte { le.PutUint16(at(db, b)[10:], 0); return db }, "a branch without children"},
@@ -282,4 +290,38 @@ func FuzzInspect(f *testing.F) {
 			require.ErrorIs(t, err, archive.ErrCorrupt)
 		}
 	})
+}
+
+// TestPageSizes: a database has the page size of the machine that etcd ran on; either of its meta pages may be the good one.
+func TestPageSizes(t *testing.T) {
+	for _, size := range []int{1 << 10, 4 << 10, 16 << 10, 64 << 10} {
+		path := filepath.Join(t.TempDir(), "db")
+		b, err := bolt.Open(path, 0o600, &bolt.Options{PageSize: size, NoFreelistSync: true})
+		require.NoError(t, err)
+		for rev := range 2 {
+			require.NoError(t, b.Update(func(tx *bolt.Tx) error {
+				bucket, err := tx.CreateBucketIfNotExists([]byte(keyBucket))
+				if err != nil {
+					return err
+				}
+				k := append(append(binary.BigEndian.AppendUint64(nil, uint64(1+rev)), '_'), make([]byte, 8)...)
+				return bucket.Put(k, append([]byte{0x0a, 1}, byte('a'+rev)))
+			}))
+		}
+		require.NoError(t, b.Close())
+		db, err := os.ReadFile(path)
+		require.NoError(t, err)
+		st, err := Inspect(t.Context(), path)
+		require.NoError(t, err)
+		require.EqualValues(t, 2, st.Revision)
+		seen := map[int64]bool{}
+		for at := range 2 {
+			damaged := append([]byte(nil), db...)
+			damaged[at*size+16+50] ^= 1 // the transaction's number
+			st, err := Inspect(t.Context(), writeFile(t, damaged))
+			require.NoError(t, err, "page size %d, meta page %d damaged", size, at)
+			seen[st.Revision] = true
+		}
+		require.Equal(t, map[int64]bool{1: true, 2: true}, seen, "the other meta page is the transaction before")
+	}
 }

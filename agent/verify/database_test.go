@@ -73,6 +73,19 @@ func TestDatabaseWithoutTrailer(t *testing.T) {
 	require.True(t, whole.HasTrailer && whole.TrailerMatches)
 }
 
+// TestCopiedFile: a copy of a stopped member's own file, which is larger than its pages and has no checksum.
+func TestCopiedFile(t *testing.T) {
+	for _, version := range etcdtest.Versions {
+		c := real(t, version)
+		facts, _, err := proven(t, c.raw, nil, Options{SkipHashCheck: true})
+		require.NoError(t, err)
+		require.False(t, facts.HasTrailer)
+		require.GreaterOrEqual(t, facts.Revision, c.revision)
+		st := status(t, writeFile(t, c.raw))
+		require.Equal(t, st, snapshot.Status{Hash: facts.Hash, Revision: facts.Revision, TotalKey: int(facts.TotalKeys), TotalSize: st.TotalSize, Version: facts.StorageVersion})
+	}
+}
+
 func TestInspectMissingFile(t *testing.T) {
 	_, err := Inspect(t.Context(), filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)

@@ -16,7 +16,9 @@ import (
 	"filippo.io/age"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
@@ -28,19 +30,19 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(asBolt); path != "" {
 		os.Exit(checkWithBolt(path))
 	}
-	if os.Getenv(asDrill) != "" {
+	if len(os.Args) > 1 && os.Args[1] == asDrill {
 		os.Exit(DrillMain(os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Setenv(asDrill, "1") // for the children
 	goleak.VerifyTestMain(m)
 }
 
 // content is what a real etcd held when its snapshot was taken.
 type content struct {
 	db       []byte // the snapshot
-	raw      string // the member's own file snap/db, once the member was stopped
+	raw      []byte // the member's own file snap/db after it was stopped
 	revision int64
 	keys     int64
+	hashKV   uint32
 }
 
 var contents = struct {
@@ -63,7 +65,7 @@ func real(t *testing.T, version string) *content {
 	cluster, err := etcdtest.New(ctx, dir, etcdtest.Options{Version: version})
 	require.NoError(t, err)
 	defer cluster.Stop()
-	n, err := cluster.Fill(ctx, 3<<20)
+	n, err := cluster.Fill(ctx, 1<<20)
 	require.NoError(t, err)
 	client, err := cluster.Client(0)
 	require.NoError(t, err)
@@ -83,7 +85,7 @@ func real(t *testing.T, version string) *content {
 		_, err := client.Delete(ctx, key)
 		require.NoError(t, err)
 	}
-	got, err := client.Put(ctx, "/registry/leased/0", strings.Repeat("large ", 200_000))
+	got, err := client.Put(ctx, "/registry/leased/0", strings.Repeat("large ", 40_000))
 	require.NoError(t, err)
 	_, err = client.Compact(ctx, got.Header.Revision-3, clientv3.WithCompactPhysical())
 	require.NoError(t, err)
@@ -94,6 +96,12 @@ func real(t *testing.T, version string) *content {
 	require.NoError(t, cluster.SaveSnapshot(ctx, 0, file))
 	c := &content{revision: count.Header.Revision, keys: count.Count}
 	c.db, err = os.ReadFile(file)
+	require.NoError(t, err)
+	hash, err := client.HashKV(ctx, cluster.Endpoints()[0], c.revision)
+	require.NoError(t, err)
+	c.hashKV = hash.Hash
+	cluster.Stop()
+	c.raw, err = os.ReadFile(filepath.Join(cluster.Members[0].DataDir, "member", "snap", "db"))
 	require.NoError(t, err)
 	contents.m[version] = c
 	return c
@@ -164,7 +172,20 @@ func proven(t *testing.T, stored []byte, m *v1.Manifest, o Options) (Facts, stri
 	return facts, dst, err
 }
 
-// asDrill makes this test binary the child of a drill.
-const asDrill = "VERIFY_TEST_AS_DRILL"
+// asDrill is the argument that makes this test binary the child of a drill.
+const asDrill = "drill"
 
-var drillCommand = []string{os.Args[0]}
+var drillCommand = []string{os.Args[0], asDrill}
+
+// restoredWithBump gives the database of a data directory that etcdutl restored with a higher revision.
+func restoredWithBump(t *testing.T, db []byte, by uint64) []byte {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "restored")
+	require.NoError(t, snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+		SnapshotPath: writeFile(t, db), Name: "m", OutputDataDir: dir, PeerURLs: []string{"http://127.0.0.1:2380"},
+		InitialCluster: "m=http://127.0.0.1:2380", InitialClusterToken: "t", RevisionBump: by, MarkCompacted: true,
+	}))
+	out, err := os.ReadFile(filepath.Join(dir, "member", "snap", "db"))
+	require.NoError(t, err)
+	return out
+}

@@ -44,6 +44,8 @@ type uploadSession struct {
 	query    string
 	metadata []byte
 	content  []byte
+	// sender counts requests with content: only the newest one may add to it.
+	sender int
 	// answer is what the GCS said to the whole.
 	answer *http.Response
 	body   []byte
@@ -129,8 +131,6 @@ func (u *GCSUploads) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case r.Method == http.MethodDelete:
 			w.WriteHeader(499)
 		default:
-			s.mu.Lock()
-			defer s.mu.Unlock()
 			u.put(w, r, s)
 		}
 	}
@@ -167,34 +167,22 @@ func (u *GCSUploads) begin(w http.ResponseWriter, r *http.Request) {
 // put takes content, or a question for how much there is.
 func (u *GCSUploads) put(w http.ResponseWriter, r *http.Request, s *uploadSession) {
 	first, total, err := parseUploadRange(r.Header.Get("Content-Range"))
+	s.mu.Lock()
+	have, complete := int64(len(s.content)), s.answer != nil
+	s.mu.Unlock()
 	switch {
 	case err != nil:
 		http.Error(w, "Failed to parse Content-Range header.", http.StatusBadRequest)
 		return
-	case s.answer == nil && first > int64(len(s.content)):
-		http.Error(w, fmt.Sprintf("Invalid request. Only %d bytes were received before byte %d.", len(s.content), first), http.StatusServiceUnavailable)
+	case !complete && first > have:
+		http.Error(w, fmt.Sprintf("Invalid request. Only %d bytes were received before byte %d.", have, first), http.StatusServiceUnavailable)
 		return
 	}
-	if s.answer == nil && first >= 0 {
-		skip := int64(len(s.content)) - first
-		data := bytes.NewBuffer(s.content)
-		_, err := io.CopyN(io.Discard, r.Body, skip)
-		n := int64(0)
-		if err == nil {
-			n, err = data.ReadFrom(r.Body)
-		}
-		u.mu.Lock()
-		u.received += n
-		u.mu.Unlock()
-		s.content = data.Bytes()
-		if len(s.content) < int(total) {
-			s.content = s.content[:len(s.content)/uploadUnit*uploadUnit]
-		}
-		if err != nil {
-			reset(w)
-			return
-		}
+	if !complete && first >= 0 && !u.receive(w, r, s, first) {
+		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.answer == nil && int64(len(s.content)) == total {
 		if err := u.complete(r, s); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -202,6 +190,7 @@ func (u *GCSUploads) put(w http.ResponseWriter, r *http.Request, s *uploadSessio
 		}
 	}
 	if s.answer == nil {
+		s.cut()
 		if len(s.content) > 0 {
 			w.Header().Set("Range", fmt.Sprintf("bytes=0-%d", len(s.content)-1))
 		}
@@ -211,6 +200,41 @@ func (u *GCSUploads) put(w http.ResponseWriter, r *http.Request, s *uploadSessio
 	w.Header().Set("Content-Type", s.answer.Header.Get("Content-Type"))
 	w.WriteHeader(s.answer.StatusCode)
 	_, _ = w.Write(s.body)
+}
+
+// cut drops what is not kept, and ends the request that is sending content, if there is one.
+func (s *uploadSession) cut() {
+	s.sender++
+	s.content = s.content[:len(s.content)/uploadUnit*uploadUnit]
+}
+
+// receive takes content from the byte first on. It gives false when the client is gone, or has been back meanwhile.
+func (u *GCSUploads) receive(w http.ResponseWriter, r *http.Request, s *uploadSession, first int64) bool {
+	s.mu.Lock()
+	s.cut()
+	sender, skip := s.sender, int64(len(s.content))-first
+	s.mu.Unlock()
+	_, err := io.CopyN(io.Discard, r.Body, skip)
+	buf := make([]byte, 64<<10)
+	for err == nil {
+		var n int
+		n, err = r.Body.Read(buf)
+		s.mu.Lock()
+		if s.sender != sender {
+			err = io.ErrClosedPipe
+		} else {
+			s.content = append(s.content, buf[:n]...)
+		}
+		s.mu.Unlock()
+		u.mu.Lock()
+		u.received += int64(n)
+		u.mu.Unlock()
+	}
+	if err != io.EOF {
+		reset(w)
+		return false
+	}
+	return true
 }
 
 // complete gives the whole to the GCS.

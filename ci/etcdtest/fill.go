@@ -106,25 +106,23 @@ func jsonObject(rnd *rand.Rand, apiVersion, kind, namespace, name string, size i
 	return []byte(b.String())
 }
 
-// protobufObject has the frame of the API server's storage encoding: the prefix k8s\0, then length-delimited fields.
+// protobufObject has the frame of the API server's storage encoding: the prefix k8s\0, then a runtime.Unknown (1: type
+// metadata, 2: the object), whose object begins with its metadata (1: name, 3: namespace, 5: uid).
 func protobufObject(rnd *rand.Rand, apiVersion, kind, namespace, name string, size int) []byte {
-	b := []byte("k8s\x00")
-	field := func(number int, s string) {
+	field := func(b []byte, number int, s string) []byte {
 		b = append(b, byte(number<<3|2))
 		b = binary.AppendUvarint(b, uint64(len(s)))
-		b = append(b, s...)
+		return append(b, s...)
 	}
-	field(1, apiVersion)
-	field(2, kind)
-	field(3, name)
-	field(4, namespace)
-	field(5, uid(rnd))
-	for i := 0; len(b) < size; i++ {
-		field(6+i%4, word(rnd))
-		field(10, filler(rnd))
-		b = binary.AppendUvarint(append(b, 11<<3), uint64(1700000000+rnd.IntN(1<<24)))
+	metadata := field(field(field(nil, 1, name), 3, namespace), 5, uid(rnd))
+	object := field(nil, 1, string(metadata))
+	for i := 0; len(object) < size; i++ {
+		object = field(object, 2+i%4, word(rnd))
+		object = field(object, 10, filler(rnd))
+		object = binary.AppendUvarint(append(object, 11<<3), uint64(1700000000+rnd.IntN(1<<24)))
 	}
-	return b
+	types := field(field(nil, 1, apiVersion), 2, kind)
+	return field(field([]byte("k8s\x00"), 1, string(types)), 2, string(object))
 }
 
 // filler is mostly words, and now and then what does not compress: digests, tokens.

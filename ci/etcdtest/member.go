@@ -104,10 +104,14 @@ func (m *Member) args() []string {
 	if m.cluster.Options.Version != "3.4" {
 		args = append(args, "--unsafe-no-fsync") // a power cut is not what is tested here
 	}
+	if m.cluster.Options.Members == 1 && !m.cluster.Options.Learner {
+		// A member alone elects itself, and need not wait long for others to object.
+		args = append(args, "--heartbeat-interval=10", "--election-timeout=100")
+	}
 	if certs := m.cluster.Certs; certs != nil {
-		args = append(args, "--cert-file="+certs.ServerCertFile, "--key-file="+certs.ServerKeyFile, "--trusted-ca-file="+certs.CAFile)
+		args = append(args, "--cert-file="+certs.ServerCertFile, "--key-file="+certs.ServerKeyFile)
 		if !m.cluster.Options.AnyClient {
-			args = append(args, "--client-cert-auth")
+			args = append(args, "--client-cert-auth", "--trusted-ca-file="+certs.CAFile)
 		}
 	}
 	return append(args, m.cluster.Options.Args...)
@@ -187,7 +191,19 @@ func (m *Member) Restart(ctx context.Context) error {
 }
 
 // Pause stops the process with SIGSTOP: it still takes connections, and answers nothing. Resume undoes it.
-func (m *Member) Pause() error { return m.signal(syscall.SIGSTOP) }
+func (m *Member) Pause(ctx context.Context) error {
+	if err := m.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	for !stopped(m.PID()) { // the signal reaches one thread after the other
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("pause %s: %w", m.Name, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
+	}
+	return nil
+}
 
 // Resume undoes Pause.
 func (m *Member) Resume() error { return m.signal(syscall.SIGCONT) }

@@ -5,3 +5,6 @@ package etcdtest
 import "syscall"
 
 func dieWithParent() *syscall.SysProcAttr { return nil }
+
+// stopped cannot be told here.
+func stopped(int) bool { return true }

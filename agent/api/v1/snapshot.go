@@ -216,7 +216,8 @@ type VerificationStatus struct {
 	// Exact revision of the database; known from level database on.
 	// +optional
 	Revision int64 `json:"revision,omitempty"`
-	// Keys in the database, all revisions counted; known from level database on.
+	// Keys in the database at that revision, as etcdutl snapshot status of etcd 3.6 and later counts them; known from level
+	// database on.
 	// +optional
 	TotalKeys int64 `json:"totalKeys,omitempty"`
 	// +required

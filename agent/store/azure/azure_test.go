@@ -39,11 +39,10 @@ func newContainer(t *testing.T, az *emulator.Azurite) *v1.AzureDestination {
 	}
 }
 
-// quick are options for faults: they are waited for as long as it takes to see them.
+// quick are options for faults: small blocks, and little patience with what fails, but not with what is slow.
 func quick() Options {
 	return Options{
-		Logger:       slog.New(slog.DiscardHandler),
-		StallTimeout: 500 * time.Millisecond, BlockSize: 256 << 10,
+		Logger: slog.New(slog.DiscardHandler), BlockSize: 256 << 10,
 		Retry: store.RetryPolicy{Base: time.Millisecond, Max: 20 * time.Millisecond, GiveUp: 2 * time.Second},
 	}
 }

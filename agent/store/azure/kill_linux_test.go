@@ -25,9 +25,7 @@ func TestHelperPut(t *testing.T) {
 	}
 	var spec v1.AzureDestination
 	require.NoError(t, json.Unmarshal([]byte(data), &spec))
-	o := quick()
-	o.StallTimeout = time.Minute
-	b, err := New(t.Context(), &spec, o)
+	b, err := New(t.Context(), &spec, quick())
 	require.NoError(t, err)
 	require.NoError(t, b.Put(t.Context(), "a/b", storetest.Blob(1, 4<<20)))
 	require.NoError(t, b.Close())

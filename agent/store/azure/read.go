@@ -83,7 +83,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	r.timer.Reset(r.b.stall)
 	n, err := r.body.Read(p)
 	r.timer.Stop()
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = r.failure(err)
 	}
 	return n, err

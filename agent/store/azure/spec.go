@@ -97,7 +97,7 @@ func checkKey(key string) error {
 	if err := store.CheckKey(key); err != nil {
 		return err
 	}
-	why := ""
+	var why string
 	switch {
 	case len(key) > 1024:
 		why = "is longer than 1,024 bytes"
