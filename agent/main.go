@@ -7,6 +7,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"syscall"
+	_ "time/tzdata" // an image from scratch has no time zones
 
 	"etcdsnapshot.dev/agent/cli"
 )

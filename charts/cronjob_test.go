@@ -61,11 +61,13 @@ func TestCronJobByDefault(t *testing.T) {
 	agent := o.agent(t)
 	require.Equal(t, "agent", agent.Name)
 	require.Equal(t, "etcdsnapshot.dev/etcd-snapshot-agent:"+loadChart(t).Metadata.AppVersion, agent.Image)
-	require.Equal(t, []string{"snapshot", "--policy=etcd-snapshot", "--namespace=$(POD_NAMESPACE)", "--schedule=0 */6 * * *", "--spool-dir=/spool"}, agent.Args)
+	require.Equal(t, []string{"snapshot", "--policy=etcd-snapshot", "--namespace=$(POD_NAMESPACE)", "--policy-manifest=/etc/etcd-snapshot/policy/policy.yaml", "--schedule=0 */6 * * *", "--spool-dir=/spool"}, agent.Args)
 	require.Empty(t, agent.Command, "the image's entrypoint is the agent")
 	for name, field := range map[string]string{"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "NODE_NAME": "spec.nodeName"} {
 		require.Equal(t, field, o.env(t, name).ValueFrom.FieldRef.FieldPath)
 	}
+	require.Equal(t, o.configMap(t, "-policy").Name, o.volume(t, "policy").ConfigMap.Name)
+	require.Equal(t, "/etc/etcd-snapshot/policy", o.mount(t, "policy").MountPath)
 	require.Equal(t, "10Gi", o.volume(t, "spool").EmptyDir.SizeLimit.String())
 	require.Equal(t, corev1.StorageMediumDefault, o.volume(t, "spool").EmptyDir.Medium)
 	require.Equal(t, corev1.TerminationMessageFallbackToLogsOnError, agent.TerminationMessagePolicy)

@@ -24,7 +24,7 @@ func readPresets(t testing.TB) presets {
 	return p
 }
 
-// What each distribution is known to look like; DISTRIBUTIONS in docs/ says where each fact was read.
+// What each distribution is known to look like; docs/distributions says where each fact was read.
 func TestDistributions(t *testing.T) {
 	t.Parallel()
 	const controlPlane = "node-role.kubernetes.io/control-plane"

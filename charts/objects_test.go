@@ -17,6 +17,7 @@ func TestAccess(t *testing.T) {
 	require.Len(t, o.roles, 1)
 	require.Equal(t, []rbacv1.PolicyRule{
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies"}, ResourceNames: []string{name}, Verbs: []string{"get"}},
+		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies"}, Verbs: []string{"create"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies/status"}, ResourceNames: []string{name}, Verbs: []string{"patch"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshots"}, Verbs: []string{"get", "list", "create", "patch", "delete"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshots/status"}, Verbs: []string{"patch"}},
@@ -87,7 +88,7 @@ func TestReleasesStayApart(t *testing.T) {
 			r.set = append(r.set, "runOnInstall=true", "crds.enabled=false", "distribution=openshift", "destinations.offsite.s3.bucket=abc",
 				"destinations.offsite.s3.caBundle.inline=-----BEGIN CERTIFICATE-----")
 			o := render(t, r)
-			require.Len(t, o.configMaps, 1)
+			require.Len(t, o.configMaps, 2)
 			for _, doc := range documents(o.manifest) {
 				v := plain(t, doc)
 				meta := v["metadata"].(map[string]any)
@@ -128,7 +129,7 @@ func TestPolicyByDefault(t *testing.T) {
 	t.Parallel()
 	p := render(t, rendering{}).policy(t)
 	require.Equal(t, "kube-system", p.Namespace)
-	require.Empty(t, p.Annotations, "without a cluster to ask it is an object like the others")
+	require.NotContains(t, p.Annotations, "helm.sh/hook")
 	require.Empty(t, p.Spec.ClusterName)
 	require.Equal(t, []string{"https://127.0.0.1:2379"}, p.Spec.Etcd.Endpoints)
 	require.Equal(t, "zstd", p.Spec.Compression.Algorithm)
@@ -185,9 +186,9 @@ func TestStores(t *testing.T) {
 	for _, name := range []string{"credentials-minio", "sse-c-minio", "ca-minio", "ca-ceph"} {
 		require.True(t, o.mount(t, name).ReadOnly, name)
 	}
-	require.Len(t, o.configMaps, 1)
-	require.Equal(t, o.configMaps[0].Name, o.volume(t, "ca-ceph").ConfigMap.Name)
-	require.Contains(t, o.configMaps[0].Data[o.volume(t, "ca-ceph").ConfigMap.Items[0].Key], "BEGIN CERTIFICATE")
+	ca := o.configMap(t, "-ca")
+	require.Equal(t, ca.Name, o.volume(t, "ca-ceph").ConfigMap.Name)
+	require.Contains(t, ca.Data[o.volume(t, "ca-ceph").ConfigMap.Items[0].Key], "BEGIN CERTIFICATE")
 	aws := o.policy(t).Spec.Destinations[byName["aws"]].S3
 	require.Empty(t, aws.Auth.CredentialsDir)
 	require.Equal(t, "arn:aws:iam::111122223333:role/etcd-snapshot", o.serviceAccounts[0].Annotations["eks.amazonaws.com/role-arn"])
@@ -208,7 +209,7 @@ func TestCABundleOfASecret(t *testing.T) {
 	o := render(t, rendering{values: "destinations: {x: {gcs: {bucket: abc, endpoint: 'https://gcs.example', caBundle: {existingSecret: {name: s, key: root.pem}}}}}"})
 	secret := o.volume(t, "ca-x").Secret
 	require.Equal(t, []string{"s", "root.pem", "ca.crt"}, []string{secret.SecretName, secret.Items[0].Key, secret.Items[0].Path})
-	require.Empty(t, o.configMaps)
+	require.Len(t, o.configMaps, 1, "nothing is inline")
 }
 
 func TestNotes(t *testing.T) {

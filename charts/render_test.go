@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -100,8 +101,13 @@ func (r rendering) valueMap(t testing.TB) map[string]any {
 	return values
 }
 
+// run renders as Helm does, with all that Helm checks.
 func (r rendering) run(t testing.TB) (*release.Release, error) {
 	t.Helper()
+	return r.action().Run(loadChart(t), r.valueMap(t))
+}
+
+func (r rendering) action() *action.Install {
 	install := action.NewInstall(&action.Configuration{Log: func(string, ...any) {}})
 	install.DryRun, install.ClientOnly, install.IsUpgrade = true, true, r.upgrade
 	install.ReleaseName, install.Namespace = "etcd-snapshot", "kube-system"
@@ -116,7 +122,7 @@ func (r rendering) run(t testing.TB) (*release.Release, error) {
 		minor = supportedMinors[len(supportedMinors)-1]
 	}
 	install.KubeVersion = &chartutil.KubeVersion{Version: fmt.Sprintf("v1.%d.0", minor), Major: "1", Minor: fmt.Sprint(minor)}
-	return install.Run(loadChart(t), r.valueMap(t))
+	return install
 }
 
 // refused renders, and gives the error that the user reads.
@@ -156,10 +162,34 @@ var strictDecoder = sync.OnceValue(func() runtime.Decoder {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 })
 
+// rendered keeps what was rendered and decoded: many tests look at the same. Nobody writes into it.
+var rendered sync.Map // of the rendering's text to *renderedOnce
+
+type renderedOnce struct {
+	sync.Once
+	objects *objects
+}
+
 // render renders and decodes. Whatever is rendered in any test passes through the checks in here.
 func render(t testing.TB, r rendering) *objects {
 	t.Helper()
-	rel, err := r.run(t)
+	known, _ := rendered.LoadOrStore(fmt.Sprintf("%#v", r), &renderedOnce{})
+	once := known.(*renderedOnce)
+	once.Do(func() { once.objects = r.decoded(t) })
+	require.NotNil(t, once.objects, "this rendering failed in the test that came first")
+	return once.objects
+}
+
+func (r rendering) decoded(t testing.TB) *objects {
+	t.Helper()
+	// Helm would compile the schema again for each rendering.
+	install := r.action()
+	install.SkipSchemaValidation = true
+	values := r.valueMap(t)
+	all, err := chartutil.CoalesceValues(loadChart(t), values)
+	require.NoError(t, err)
+	require.Empty(t, complaints(t, all))
+	rel, err := install.Run(loadChart(t), values)
 	require.NoError(t, err)
 	o := &objects{release: rel, manifest: rel.Manifest}
 	for _, h := range rel.Hooks {
@@ -169,26 +199,37 @@ func render(t testing.TB, r rendering) *objects {
 		o.add(t, doc)
 	}
 	checkNames(t, o)
+	// The policy that a run makes where there is none is the one of the release.
+	p, err := api.ParsePolicy([]byte(o.configMap(t, "-policy").Data["policy.yaml"]))
+	require.NoError(t, err)
+	require.Equal(t, []*v1.EtcdSnapshotPolicy{p}, o.policies)
 	return o
 }
 
 // documents splits a manifest and drops documents that hold comments only.
 func documents(manifest string) [][]byte {
 	var docs [][]byte
-	for _, doc := range strings.Split("\n"+manifest, "\n---") {
-		var v any
-		if err := yaml.Unmarshal([]byte(doc), &v); err == nil && v == nil {
-			continue
+	for doc := range strings.SplitSeq("\n"+manifest, "\n---") {
+		if notComment.MatchString(doc) {
+			docs = append(docs, []byte(doc))
 		}
-		docs = append(docs, []byte(doc))
 	}
 	return docs
 }
+
+var notComment = regexp.MustCompile(`(?m)^[^#\s]`)
+
+// crds keeps the decoded CRDs: they are large, and almost always the same.
+var crds sync.Map // of their text to *apiextv1.CustomResourceDefinition
 
 func (o *objects) add(t testing.TB, doc []byte) {
 	t.Helper()
 	require.NotContains(t, string(doc), "<no value>", "a template prints a value that is not there")
 	require.NotContains(t, string(doc), "annotations: null")
+	if known, ok := crds.Load(string(doc)); ok {
+		o.crds = append(o.crds, known.(*apiextv1.CustomResourceDefinition))
+		return
+	}
 	var meta metav1.TypeMeta
 	require.NoError(t, yaml.Unmarshal(doc, &meta), "%s", doc)
 	if meta.Kind == v1.PolicyKind {
@@ -223,6 +264,7 @@ func (o *objects) add(t testing.TB, doc []byte) {
 	case *rbacv1.ClusterRoleBinding:
 		o.clusterRoleBindings = append(o.clusterRoleBindings, obj)
 	case *apiextv1.CustomResourceDefinition:
+		crds.Store(string(doc), obj)
 		o.crds = append(o.crds, obj)
 	default:
 		require.Failf(t, "unexpected object", "%T is rendered by no template that the tests know", obj)
@@ -288,6 +330,13 @@ func (o *objects) cronJob(t testing.TB) *batchv1.CronJob {
 	t.Helper()
 	require.Len(t, o.cronJobs, 1)
 	return o.cronJobs[0]
+}
+
+func (o *objects) configMap(t testing.TB, suffix string) *corev1.ConfigMap {
+	t.Helper()
+	i := slices.IndexFunc(o.configMaps, func(c *corev1.ConfigMap) bool { return strings.HasSuffix(c.Name, suffix) })
+	require.GreaterOrEqual(t, i, 0, "no ConfigMap whose name ends in %s", suffix)
+	return o.configMaps[i]
 }
 
 func (o *objects) policy(t testing.TB) *v1.EtcdSnapshotPolicy {

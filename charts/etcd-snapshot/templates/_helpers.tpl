@@ -144,16 +144,3 @@ etcd-snapshot.goLimits gives the environment that tells Go's runtime its limits.
   value: {{ max 1 (ceil $cores | int) | quote }}
 {{- end }}
 {{- end }}
-
-{{/*
-etcd-snapshot.policyIsHook is "true" in the one case in which the policy cannot be part of the release: an installation
-that brings the CRDs to a cluster without them. Helm looks up every kind before it makes the first object. A template
-that is rendered without a cluster (`helm template`, GitOps) holds the policy as it is.
-*/}}
-{{- define "etcd-snapshot.policyIsHook" -}}
-{{- if and .Values.crds.enabled (not (.Capabilities.APIVersions.Has "etcdsnapshot.dev/v1/EtcdSnapshotPolicy")) -}}
-{{- if lookup "v1" "Namespace" "" "kube-system" -}}
-true
-{{- end -}}
-{{- end -}}
-{{- end }}

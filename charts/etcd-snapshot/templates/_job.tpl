@@ -44,14 +44,31 @@ template:
 etcd-snapshot.podLabels gives the pods' labels. Azure's workload identity webhook only looks at labelled pods.
 */}}
 {{- define "etcd-snapshot.podLabels" -}}
-{{- $extra := deepCopy (.Values.podLabels | default dict) -}}
-{{- range .Values.destinations -}}
+{{- include "etcd-snapshot.podLabelsOf" (dict "root" . "component" "snapshot") -}}
+{{- end }}
+
+{{- define "etcd-snapshot.podLabelsOf" -}}
+{{- $extra := deepCopy (.root.Values.podLabels | default dict) -}}
+{{- range .root.Values.destinations -}}
 {{- if eq "workloadIdentity" (dig "azure" "auth" "method" "" (. | default dict)) -}}
 {{- $_ := set $extra "azure.workload.identity/use" "true" -}}
 {{- end -}}
 {{- end -}}
-{{- $_ := set $extra "app.kubernetes.io/component" "snapshot" -}}
-{{- include "etcd-snapshot.labelsWith" (dict "root" . "extra" $extra) -}}
+{{- $_ := set $extra "app.kubernetes.io/component" .component -}}
+{{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $extra) -}}
+{{- end }}
+
+{{/*
+etcd-snapshot.hasHostPath is "true" where a folder on the node is among the destinations.
+*/}}
+{{- define "etcd-snapshot.hasHostPath" -}}
+{{- $found := "" -}}
+{{- range .Values.destinations -}}
+{{- if (. | default dict).hostPath -}}
+{{- $found = "true" -}}
+{{- end -}}
+{{- end -}}
+{{- $found -}}
 {{- end }}
 
 {{/*
@@ -132,6 +149,7 @@ containers:
   - snapshot
   - --policy={{ include "etcd-snapshot.policyName" . }}
   - --namespace=$(POD_NAMESPACE)
+  - --policy-manifest=/etc/etcd-snapshot/policy/policy.yaml
   - {{ printf "--schedule=%s" .Values.schedule | quote }}
   - --spool-dir=/spool
   {{- range .Values.extraArgs }}
@@ -171,6 +189,9 @@ containers:
   volumeMounts:
   - name: spool
     mountPath: /spool
+  - name: policy
+    mountPath: /etc/etcd-snapshot/policy
+    readOnly: true
   {{- with include "etcd-snapshot.etcdVolumeMounts" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -187,6 +208,9 @@ volumes:
     medium: {{ . }}
     {{- end }}
     sizeLimit: {{ .Values.spool.sizeLimit }}
+- name: policy
+  configMap:
+    name: {{ include "etcd-snapshot.nameWith" (dict "root" . "suffix" "policy") }}
 {{- with include "etcd-snapshot.etcdVolumes" . | trim }}
 {{- . | nindent 0 }}
 {{- end }}

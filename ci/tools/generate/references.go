@@ -21,6 +21,8 @@ func (b *schemaBuilder) resolve(ref string) (object, error) {
 		return b.destinations()
 	case "schedule":
 		return schedule(), nil
+	case "scheduleOrNone":
+		return object{"type": "string", "if": object{"maxLength": 0}, "then": true, "else": schedule()}, nil
 	case "timeZone":
 		return object{"type": "string", "maxLength": 64, "pattern": `^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`}, nil
 	case "secretName", "objectName":

@@ -1,0 +1,63 @@
+{{/*
+etcd-snapshot.policy gives the policy's manifest.
+*/}}
+{{- define "etcd-snapshot.policy" -}}
+{{- $etcd := include "etcd-snapshot.endpoints" . | fromYaml -}}
+{{- $certificates := include "etcd-snapshot.certificates" . | fromYaml -}}
+apiVersion: etcdsnapshot.dev/v1
+kind: EtcdSnapshotPolicy
+metadata:
+  name: {{ include "etcd-snapshot.policyName" . }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "etcd-snapshot.labels" . | nindent 4 }}
+  annotations:
+    # Helm takes it into the release, should a run have made it.
+    meta.helm.sh/release-name: {{ .Release.Name }}
+    meta.helm.sh/release-namespace: {{ .Release.Namespace }}
+spec:
+  {{- with .Values.clusterName }}
+  clusterName: {{ . | quote }}
+  {{- end }}
+  {{- with .Values.clusterUID }}
+  clusterUID: {{ . | quote }}
+  {{- end }}
+  timeZone: {{ .Values.retentionTimeZone | default .Values.timeZone | default "UTC" }}
+  etcd:
+    endpoints:
+    {{- range $etcd.endpoints }}
+    - {{ . | quote }}
+    {{- end }}
+    {{- range $field := list "caFile" "certFile" "keyFile" }}
+    {{- with get $certificates $field }}
+    {{ $field }}: {{ .path }}
+    {{- end }}
+    {{- end }}
+    {{- with .Values.etcd.serverName }}
+    serverName: {{ . | quote }}
+    {{- end }}
+  compression:
+    {{- toYaml .Values.compression | nindent 4 }}
+  {{- if (.Values.encryption.age).recipients }}
+  encryption:
+    {{- toYaml .Values.encryption | nindent 4 }}
+  {{- end }}
+  destinations:
+  {{- include "etcd-snapshot.destinations" . | trim | nindent 2 }}
+  verification:
+    afterStore: {{ .Values.verification.afterStore }}
+{{- end }}
+
+{{/*
+etcd-snapshot.policyComesLater is "true" where the policy cannot be part of the release: in the one that brings the CRDs
+to a cluster without them. Helm looks up every kind before it makes the first object. The first run makes the policy
+then, of the manifest in the ConfigMap, and the next upgrade takes it into the release. A template that is rendered
+without a cluster (`helm template`, GitOps) always holds it.
+*/}}
+{{- define "etcd-snapshot.policyComesLater" -}}
+{{- if and .Values.crds.enabled (not (.Capabilities.APIVersions.Has "etcdsnapshot.dev/v1/EtcdSnapshotPolicy")) -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end }}
