@@ -130,7 +130,7 @@ func TestAnotherScheduleChangesNothingElse(t *testing.T) {
 		differ := 0
 		for i := range old {
 			a, b := plain(t, old[i]), plain(t, changed[i])
-			if a["kind"] != "CronJob" {
+			if a["kind"] != "CronJob" || strings.HasSuffix(a["metadata"].(map[string]any)["name"].(string), "-verify") {
 				require.Equal(t, a, b)
 				continue
 			}

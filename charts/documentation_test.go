@@ -26,7 +26,7 @@ func defaults(t testing.TB) map[string]any {
 func leaves(values map[string]any, prefix string, out map[string]any) map[string]any {
 	for k, v := range values {
 		path := prefix + k
-		if m, ok := v.(map[string]any); ok && len(m) > 0 && path != "destinations" && !strings.HasPrefix(path, "resources.") {
+		if m, ok := v.(map[string]any); ok && len(m) > 0 && path != "destinations" && !strings.HasPrefix(strings.TrimPrefix(path, "verification."), "resources.") {
 			leaves(m, path+".", out)
 			continue
 		}
@@ -50,7 +50,9 @@ func TestEveryDocumentedValueIsUsed(t *testing.T) {
 			// The value of the scenario "everything", or the other one of two.
 			var v any = other
 			for key := range strings.SplitSeq(path, ".") {
-				v, _ = v.(map[string]any)[key]
+				m, ok := v.(map[string]any)
+				require.True(t, ok, "ci/everything-values.yaml does not reach %s", path)
+				v = m[key]
 			}
 			if b, ok := fallback.(bool); ok {
 				v = !b
@@ -71,6 +73,10 @@ func TestEveryDocumentedValueIsUsed(t *testing.T) {
 				with = "{nodes: all, nodeCount: 3}"
 			case "nodes":
 				set["nodeCount"] = 1
+			case "verification.level", "verification.since", "verification.identitySecret", "verification.scratchSizeLimit",
+				"verification.resources.requests", "verification.resources.limits":
+				set["verification"].(map[string]any)["schedule"] = "@daily"
+				with = "{verification: {schedule: '@daily'}}"
 			case "etcd.existingSecret":
 				at["existingSecret"] = "mine"
 			}

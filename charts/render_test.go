@@ -328,8 +328,24 @@ func checkNames(t testing.TB, o *objects) {
 
 func (o *objects) cronJob(t testing.TB) *batchv1.CronJob {
 	t.Helper()
-	require.Len(t, o.cronJobs, 1)
-	return o.cronJobs[0]
+	return o.only(t, "snapshot")
+}
+
+// only gives the one CronJob whose pods are of that component.
+func (o *objects) only(t testing.TB, component string) *batchv1.CronJob {
+	t.Helper()
+	found := o.cronJobsOf(component)
+	require.Len(t, found, 1)
+	return found[0]
+}
+
+func (o *objects) cronJobsOf(component string) (found []*batchv1.CronJob) {
+	for _, job := range o.cronJobs {
+		if job.Spec.JobTemplate.Spec.Template.Labels["app.kubernetes.io/component"] == component {
+			found = append(found, job)
+		}
+	}
+	return found
 }
 
 func (o *objects) configMap(t testing.TB, suffix string) *corev1.ConfigMap {
