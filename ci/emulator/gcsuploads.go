@@ -3,6 +3,7 @@ package emulator
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -230,7 +231,7 @@ func (u *GCSUploads) receive(w http.ResponseWriter, r *http.Request, s *uploadSe
 		u.received += int64(n)
 		u.mu.Unlock()
 	}
-	if err != io.EOF {
+	if !errors.Is(err, io.EOF) {
 		reset(w)
 		return false
 	}

@@ -39,7 +39,7 @@ type request struct {
 	also   []int
 }
 
-// bucketURL is the API's URL of the objects in the bucket. media is "upload" where content is sent.
+// objectsURL is the API's URL of the objects in the bucket. media is "upload" where content is sent.
 func (b *Bucket) objectsURL(media string, query url.Values) string {
 	u := b.endpoint.JoinPath(media, "storage/v1/b", url.PathEscape(b.name), "o")
 	u.RawQuery = query.Encode()
@@ -138,7 +138,7 @@ func checkKey(key string) error {
 	if err := store.CheckKey(key); err != nil {
 		return err
 	}
-	why := ""
+	var why string
 	switch {
 	case len(key) > 1024:
 		why = "is longer than 1,024 bytes"

@@ -3,12 +3,14 @@ package gcs
 import (
 	"context"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
+	"time"
 
 	"cloud.google.com/go/auth"
 	"cloud.google.com/go/auth/credentials"
@@ -98,6 +100,7 @@ func fromFile(a v1.GCSAuth, want credentials.CredType, o *credentials.DetectOpti
 	}
 	var file struct {
 		Type   string `json:"type"`
+		Key    string `json:"private_key"`
 		Source struct {
 			Certificate json.RawMessage `json:"certificate"`
 		} `json:"credential_source"`
@@ -114,6 +117,10 @@ func fromFile(a v1.GCSAuth, want credentials.CredType, o *credentials.DetectOpti
 			err = fmt.Errorf("%w: choose auth.method %s", err, v1.GCSAuthWorkloadIdentityFederation)
 		}
 		return nil, bad(field, err)
+	}
+	// The library's words for this are hundreds.
+	if block, _ := pem.Decode([]byte(file.Key)); file.Key != "" && block == nil {
+		return nil, bad(field, fmt.Errorf("%s: its private_key is no key in PEM format", a.CredentialsFile))
 	}
 	if len(file.Source.Certificate) > 0 {
 		return nil, bad(field, fmt.Errorf("%s wants an X.509 certificate for its credential source, which is not supported", a.CredentialsFile))
@@ -170,6 +177,9 @@ func (t tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	e := &ResponseError{StatusCode: resp.StatusCode, header: resp.Header}
 	if data, err := io.ReadAll(io.LimitReader(resp.Body, maxError)); err == nil {
 		e.Reason, e.Message = oauthError(data)
+	}
+	if e.StatusCode < 500 && !retryable(e) {
+		e.sentinel, e.Advice = store.ErrAccessDenied, tokenAdvice(e, time.Now())
 	}
 	return nil, fmt.Errorf("%s answers: %w", req.URL.Redacted(), e)
 }

@@ -21,8 +21,8 @@ type op struct{ verb, permission string }
 
 var (
 	opPut    = op{"put", "storage.objects.create"}
-	opStat   = op{"look up", "storage.objects.get (and storage.objects.list, to be told that an object is missing)"}
-	opGet    = op{"get", "storage.objects.get (and storage.objects.list, to be told that an object is missing)"}
+	opStat   = op{"look up", "storage.objects.get"}
+	opGet    = op{"get", "storage.objects.get"}
 	opDelete = op{"delete", "storage.objects.delete"}
 	opList   = op{"list", "storage.objects.list"}
 	opToken  = op{verb: "get a token for"}
@@ -93,7 +93,7 @@ func readError(resp *http.Response) *ResponseError {
 		}
 		return e
 	}
-	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+	if kind := resp.Header.Get("Content-Type"); kind == "" || strings.HasPrefix(kind, "text/plain") {
 		e.Message = oneLine(string(data[:min(len(data), maxMessage)]))
 	}
 	return e
@@ -168,12 +168,11 @@ func (b *Bucket) classify(o op, e *ResponseError) {
 
 	case (e.Reason == "objectUnderActiveHold" || e.Reason == "retentionPolicyNotMet") && o == opPut:
 		set(store.ErrExists, "") // what is there is kept
-	case e.Reason == "objectUnderActiveHold":
-		set(store.ErrProtected, "somebody has placed a hold on it")
-	case e.Reason == "retentionPolicyNotMet":
-		set(store.ErrProtected, "a retention policy keeps it")
+	case e.Reason == "objectUnderActiveHold" || e.Reason == "retentionPolicyNotMet":
+		set(store.ErrProtected, "")
 
-	case !e.json && e.StatusCode != http.StatusBadRequest:
+	// Uploads are answered by another program, whose complaints about requests have no form.
+	case !e.json && (e.StatusCode != http.StatusBadRequest || o != opPut):
 		// Not taken for the service's word on an object: such a 404 says nothing about a snapshot.
 		set(store.ErrConfig, "this is no answer of the JSON API of Cloud Storage: check endpoint, and proxies on the way")
 
@@ -188,6 +187,8 @@ func (b *Bucket) classify(o op, e *ResponseError) {
 		set(store.ErrAccessDenied, "the service does not take our token: was the key or the account disabled?")
 	case e.StatusCode == http.StatusForbidden && strings.Contains(message, "kms"):
 		set(store.ErrAccessDenied, "the project's Cloud Storage service agent needs the role roles/cloudkms.cryptoKeyEncrypterDecrypter on the key")
+	case e.StatusCode == http.StatusForbidden && (o == opGet || o == opStat):
+		set(store.ErrAccessDenied, "the identity needs "+o.permission+" on this bucket; without storage.objects.list an object that is missing is refused like this, too")
 	case e.StatusCode == http.StatusForbidden:
 		set(store.ErrAccessDenied, "the identity needs "+o.permission+" on this bucket")
 
@@ -216,9 +217,6 @@ func explainToken(err error) error {
 	var network *url.Error
 	switch {
 	case errors.As(err, &refused):
-		if refused.StatusCode < 500 && !retryable(refused) {
-			refused.sentinel, refused.Advice = store.ErrAccessDenied, tokenAdvice(refused, time.Now())
-		}
 		if errors.As(err, &network) {
 			err = network.Err // which says where it was sent
 		}

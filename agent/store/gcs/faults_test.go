@@ -2,10 +2,10 @@ package gcs
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -69,6 +69,8 @@ func on(method, path string, r emulator.Rule) emulator.Rule {
 	return r
 }
 
+func hasBody(r *http.Request) bool { return r.ContentLength > 0 }
+
 func TestErrors(t *testing.T) {
 	srv := emulator.StartGCS(t)
 	ctx := t.Context()
@@ -102,7 +104,7 @@ func TestErrors(t *testing.T) {
 		"kms 403":                   {on("POST", "/upload/", google(403, "forbidden", "Permission denied on Cloud KMS key. Please ensure that your Cloud Storage service account has been authorized to use this key.")), put, store.ErrAccessDenied, []string{"cryptoKeyEncrypterDecrypter"}},
 		"kms 400":                   {on("POST", "/upload/", google(400, "invalid", "Bucket location us does not match Cloud KMS key location eu")), put, store.ErrConfig, []string{"kmsKeyName"}},
 		"requester":                 {on("POST", "/upload/", google(400, "userProjectMissing", "Bucket is a requester pays bucket but no user project provided.")), put, store.ErrConfig, []string{"GOOGLE_CLOUD_QUOTA_PROJECT"}},
-		"retention":                 {on("DELETE", "/o/", google(403, "retentionPolicyNotMet", "Object 'b/a' is subject to bucket's retention policy and cannot be deleted or overwritten until 2027-01-01T00:00:00Z.")), del, store.ErrProtected, []string{"until 2027-01-01", "retention policy"}},
+		"retention":                 {on("DELETE", "/o/", google(403, "retentionPolicyNotMet", "Object 'b/a' is subject to bucket's retention policy and cannot be deleted or overwritten until 2027-01-01T00:00:00Z.")), del, store.ErrProtected, []string{"until 2027-01-01"}},
 		"hold":                      {on("DELETE", "/o/", google(403, "objectUnderActiveHold", "Object 'b/a' is under active Temporary hold and cannot be deleted, overwritten or archived until hold is removed.")), del, store.ErrProtected, []string{"Temporary hold"}},
 		"delete, 404 of the bucket": {on("DELETE", "/o/", google(404, "notFound", "The specified bucket does not exist.")), del, store.ErrNotExist, []string{"make the bucket"}},
 		"put, not Cloud Storage":    {on("POST", "/upload/", html), put, store.ErrConfig, []string{"404", "check endpoint"}},
@@ -171,7 +173,10 @@ func TestTransientFailures(t *testing.T) {
 		"last chunk's answer stuck": {Method: "PUT", Skip: 3, Response: emulator.Fault{Stall: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, srv, emulator.ProxyConfig{}, quick())
+			o := quick()
+			var logged log
+			o.Logger = slog.New(slog.NewTextHandler(&logged, nil))
+			r := newRig(t, srv, emulator.ProxyConfig{}, o)
 			rule.Times = 1
 			r.proxy.Add(rule)
 			content := storetest.Blob(1, 3*mib+mib/2)
@@ -179,7 +184,9 @@ func TestTransientFailures(t *testing.T) {
 			require.NoError(t, store.VerifyFull(t.Context(), r, "a/b", content, nil))
 			require.Equal(t, []string{"a/b"}, keys(t, r))
 			require.Less(t, r.uploads.Received(), content.Size+2*mib, "only what was lost is sent again")
-			if rule.Method == "PUT" {
+			require.Contains(t, strings.Join(logged.all(), ""), "trying again")
+			require.NotContains(t, strings.Join(logged.all(), ""), "upload_id", "who knows the session may write")
+			if rule.Method == http.MethodPut {
 				require.Zero(t, r.uploads.Open())
 			}
 		})
@@ -192,7 +199,7 @@ func TestResume(t *testing.T) {
 	o.ChunkSize = 16 * mib
 	r := newRig(t, emulator.StartGCS(t), emulator.ProxyConfig{}, o)
 	for _, after := range []int64{3 * mib, 5*mib + 100, mib} {
-		r.proxy.Add(emulator.Rule{Method: "PUT", Match: func(req *http.Request) bool { return req.ContentLength > 0 }, Times: 1, Request: emulator.Fault{Reset: true, After: after}})
+		r.proxy.Add(emulator.Rule{Method: "PUT", Match: hasBody, Times: 1, Request: emulator.Fault{Reset: true, After: after}})
 	}
 	content := storetest.Blob(1, 12*mib)
 	require.NoError(t, r.Put(t.Context(), "a/b", content))
@@ -209,18 +216,18 @@ func TestResume(t *testing.T) {
 		require.True(t, strings.HasSuffix(ranges[i+1], "-12582911/12582912"))
 		require.False(t, strings.HasPrefix(ranges[i+1], "bytes 0-"), "begins anew: %s", ranges[i+1])
 	}
-	require.Equal(t, content.Size, r.uploads.Received()-(r.uploads.Received()-content.Size))
+	require.Less(t, r.uploads.Received(), content.Size+3*256<<10, "less than a unit of each that broke is sent again")
 }
 
 func TestUploadLost(t *testing.T) {
 	srv := emulator.StartGCS(t)
-	content := storetest.Blob(1, 3*mib)
+	large := storetest.Blob(1, 3*mib)
 	t.Run("in the middle", func(t *testing.T) {
 		r := newRig(t, srv, emulator.ProxyConfig{}, quick())
 		var once sync.Once
-		r.proxy.Add(emulator.Rule{Method: "PUT", Skip: 1, Times: 1, Match: func(*http.Request) bool { return true }, Forward: func(*http.Request) { once.Do(r.uploads.Forget) }})
-		require.NoError(t, r.Put(t.Context(), "a/b", content))
-		require.NoError(t, r.Check(t.Context(), "a/b", content))
+		r.proxy.Add(emulator.Rule{Method: "PUT", Skip: 1, Times: 1, Forward: func(*http.Request) { once.Do(r.uploads.Forget) }})
+		require.NoError(t, r.Put(t.Context(), "a/b", large))
+		require.NoError(t, r.Check(t.Context(), "a/b", large))
 		require.Equal(t, 2, r.proxy.Count(emulator.Rule{Method: "POST"}))
 	})
 	// The object is stored, the answer lost, and the service remembers no upload: only the object can tell.
@@ -230,8 +237,8 @@ func TestUploadLost(t *testing.T) {
 			emulator.Rule{Method: "PUT", Skip: 2, Times: 1, Response: emulator.Fault{Reset: true}},
 			emulator.Rule{Method: "PUT", Skip: 2, Forward: func(*http.Request) { r.uploads.Forget() }},
 		)
-		require.NoError(t, r.Put(t.Context(), "a/b", content))
-		require.NoError(t, r.Check(t.Context(), "a/b", content))
+		require.NoError(t, r.Put(t.Context(), "a/b", large))
+		require.NoError(t, r.Check(t.Context(), "a/b", large))
 		require.Equal(t, 1, r.proxy.Count(emulator.Rule{Method: "POST"}), "is not sent again")
 	})
 	t.Run("after the end, and the service cannot be asked", func(t *testing.T) {
@@ -240,8 +247,8 @@ func TestUploadLost(t *testing.T) {
 			emulator.Rule{Method: "PUT", Skip: 2, Times: 1, Response: emulator.Fault{Reset: true}},
 			emulator.Rule{Method: "PUT", Status: 503, Skip: 2},
 		)
-		require.NoError(t, r.Put(t.Context(), "a/b", content), "the object is there and is ours")
-		require.NoError(t, r.Check(t.Context(), "a/b", content))
+		require.NoError(t, r.Put(t.Context(), "a/b", large), "the object is there and is ours")
+		require.NoError(t, r.Check(t.Context(), "a/b", large))
 	})
 	t.Run("and somebody else was quicker", func(t *testing.T) {
 		r := newRig(t, srv, emulator.ProxyConfig{}, quick())
@@ -251,12 +258,10 @@ func TestUploadLost(t *testing.T) {
 				require.NoError(t, srv.PutObject(context.Background(), r.name, "a/b", []byte("theirs")))
 			}}, Response: emulator.Fault{Reset: true}},
 		)
-		require.ErrorIs(t, r.Put(t.Context(), "a/b", content), store.ErrExists)
-		require.Equal(t, "theirs", contentOf(t, r, "a/b"))
+		require.ErrorIs(t, r.Put(t.Context(), "a/b", large), store.ErrExists)
+		require.Equal(t, "theirs", content(t, r, "a/b"))
 	})
 }
-
-func contentOf(t *testing.T, s store.Store, key string) string { return content(t, s, key) }
 
 // TestOlderTwin: an object with our content that was there before is not taken for ours.
 func TestOlderTwin(t *testing.T) {
@@ -321,7 +326,7 @@ func TestDamaged(t *testing.T) {
 	}
 	t.Run("refused", func(t *testing.T) {
 		r := newRig(t, srv, emulator.ProxyConfig{}, quick())
-		r.proxy.Add(emulator.Rule{Method: "PUT", Match: func(req *http.Request) bool { return req.ContentLength > 0 }, Times: 1, Forward: damage})
+		r.proxy.Add(emulator.Rule{Method: "PUT", Match: hasBody, Times: 1, Forward: damage})
 		err := r.Put(t.Context(), "a/b", storetest.Blob(1, 3*mib))
 		require.ErrorIs(t, err, store.ErrMismatch)
 		require.ErrorContains(t, err, "damaged on its way")
@@ -352,13 +357,13 @@ func (f flip) Read(p []byte) (int, error) {
 // TestSlow: a line on which everything takes longer than the stall time is no failure.
 func TestSlow(t *testing.T) {
 	o := quick()
-	o.StallTimeout = 2 * time.Second
+	o.StallTimeout = 4 * time.Second // as much as the default one is at 1 KiB/s
 	r := newRig(t, emulator.StartGCS(t), emulator.ProxyConfig{ReadBuffer: 4 << 10}, o)
 	r.proxy.Add(
-		emulator.Rule{Method: "PUT", Request: emulator.Fault{Rate: 64 << 10}},
+		emulator.Rule{Method: "PUT", Request: emulator.Fault{Rate: 16 << 10}},
 		emulator.Rule{Method: "GET", Query: "alt=media", Response: emulator.Fault{Rate: 64 << 10}},
 	)
-	content := storetest.Blob(1, 300<<10)
+	content := storetest.Blob(1, 150<<10)
 	start := time.Now()
 	require.NoError(t, store.PutWithStall(t.Context(), r, "a/b", content, o.StallTimeout, nil))
 	require.Greater(t, time.Since(start), o.StallTimeout, "slow enough to prove something")
@@ -370,7 +375,7 @@ func TestStalled(t *testing.T) {
 	srv := emulator.StartGCS(t)
 	for name, rule := range map[string]emulator.Rule{
 		"at the start":      {Method: "POST", Response: emulator.Fault{Stall: true}},
-		"in a chunk":        {Method: "PUT", Skip: 1, Request: emulator.Fault{Stall: true, After: 300 << 10}},
+		"in a chunk":        {Method: "PUT", Skip: 1, Match: hasBody, Request: emulator.Fault{Stall: true, After: 100 << 10}},
 		"before the answer": {Method: "PUT", Skip: 2, Response: emulator.Fault{Stall: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -385,6 +390,12 @@ func TestStalled(t *testing.T) {
 			}
 			require.ErrorIs(t, err, store.ErrStalled)
 			require.ErrorContains(t, err, "put gs://"+r.name+"/a/b: no progress for 200ms")
+			if name == "at the start" {
+				// Uploads that we were not told of cannot be cancelled. They hold nothing.
+				require.Equal(t, 2, r.uploads.Open())
+				require.Zero(t, r.uploads.Received())
+				r.uploads.Forget()
+			}
 			r.empty(t)
 		})
 	}
@@ -455,7 +466,7 @@ func TestUnreachable(t *testing.T) {
 		"nothing listens":   {dead.URL, []string{"connection refused", "check endpoint"}},
 		"unknown CA":        {tls.URL, []string{"x509: ", "caBundleFile"}},
 		"TLS to plain":      {strings.Replace(srv.Endpoint, "http://", "https://", 1), []string{"http://"}},
-		"plain HTTP to TLS": {strings.Replace(tls.URL, "https://", "http://", 1), []string{"400"}},
+		"plain HTTP to TLS": {strings.Replace(tls.URL, "https://", "http://", 1), []string{"400", "HTTP request to an HTTPS server", "check endpoint"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := open(t, at(c.endpoint), o).CheckAccess(t.Context(), "")
@@ -494,118 +505,6 @@ func TestUnreachable(t *testing.T) {
 			require.ErrorContains(t, err, spec.CABundleFile)
 		})
 	}
-}
-
-// TestVersioned: what was deleted in a versioned bucket is not listed, and its key is free.
-func TestVersioned(t *testing.T) {
-	srv := emulator.StartGCS(t)
-	b := open(t, newSpec(t, srv, srv.Endpoint, emulator.GCSBucketOptions{Versioned: true}), quick())
-	require.NoError(t, b.Put(t.Context(), "a/b", storetest.Text("first")))
-	require.NoError(t, b.Put(t.Context(), "a/c", storetest.Text("other")))
-	require.NoError(t, b.Delete(t.Context(), "a/b"))
-	require.Equal(t, []string{"a/c"}, keys(t, b))
-	require.NoError(t, b.Put(t.Context(), "a/b", storetest.Text("second")))
-	require.Equal(t, []string{"a/b", "a/c"}, keys(t, b))
-	require.Equal(t, "second", content(t, b, "a/b"))
-	objects, err := srv.Objects(t.Context(), b.name, "versions=true")
-	require.NoError(t, err)
-	require.Len(t, objects, 3, "the bucket keeps the first")
-}
-
-func TestPages(t *testing.T) {
-	srv := emulator.StartGCS(t)
-	proxy := emulator.StartFaultProxy(t, srv.Endpoint, emulator.ProxyConfig{})
-	b := open(t, newSpec(t, srv, proxy.URL, emulator.GCSBucketOptions{}), quick())
-	b.pageSize = 2
-	for _, key := range []string{"a", "b", "c", "d", "e"} {
-		require.NoError(t, b.Put(t.Context(), key, storetest.Text(key)))
-	}
-	proxy.Clear()
-	proxy.Add(emulator.Rule{Method: "GET", Query: "pageToken", Times: 1, Status: 503})
-	require.Equal(t, []string{"a", "b", "c", "d", "e"}, keys(t, b), "a page that fails is asked for again")
-	require.Equal(t, 4, proxy.Count(emulator.Rule{Method: "GET"}))
-}
-
-// TestAttributes: what a policy asks for is sent, and what it does not is not.
-func TestAttributes(t *testing.T) {
-	srv := emulator.StartGCS(t)
-	proxy := emulator.StartFaultProxy(t, srv.Endpoint, emulator.ProxyConfig{})
-	var sent map[string]any
-	proxy.Add(emulator.Rule{Method: "POST", Forward: func(r *http.Request) {
-		data, err := io.ReadAll(r.Body)
-		if err == nil {
-			err = json.Unmarshal(data, &sent)
-		}
-		r.Body = io.NopCloser(strings.NewReader(string(data)))
-		if err != nil {
-			t.Error(err)
-		}
-	}})
-	spec := newSpec(t, srv, proxy.URL, emulator.GCSBucketOptions{})
-	require.NoError(t, open(t, spec, quick()).Put(t.Context(), "a/plain", storetest.Text("x")))
-	require.Equal(t, map[string]any{"name": "a/plain", "contentType": "application/octet-stream", "crc32c": "TN8sTA=="}, sent)
-
-	spec.KMSKeyName = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
-	spec.StorageClass = "NEARLINE"
-	spec.Metadata = map[string]string{"Team": "storage & säfes"}
-	content := storetest.Text("x")
-	content.ContentType = "application/json"
-	require.NoError(t, open(t, spec, quick()).Put(t.Context(), "b/full", content))
-	objects, err := srv.Objects(t.Context(), spec.Bucket, "prefix=b/")
-	require.NoError(t, err)
-	require.Len(t, objects, 1)
-	require.Equal(t, "application/json", objects[0].ContentType)
-	require.Equal(t, "NEARLINE", objects[0].StorageClass)
-	require.Equal(t, spec.Metadata, objects[0].Metadata)
-	requests := proxy.Requests(emulator.Rule{Method: "POST", Query: "kmsKeyName"})
-	require.Len(t, requests, 1)
-	require.Equal(t, spec.KMSKeyName, requests[0].URL.Query().Get("kmsKeyName"))
-
-	spec.Metadata = map[string]string{"big": strings.Repeat("x", 8<<10)}
-	_, err = New(t.Context(), spec, quick())
-	require.ErrorIs(t, err, store.ErrConfig)
-	require.ErrorContains(t, err, "metadata")
-}
-
-func TestKeys(t *testing.T) {
-	for key, why := range map[string]string{
-		strings.Repeat("k", 1025): "1,024", "a\nb": "line break", "a\rb": "line break", "a\xffb": "UTF-8", ".well-known/acme-challenge/x": "acme", "a//b": "",
-	} {
-		err := checkKey(key)
-		require.ErrorIs(t, err, store.ErrConfig)
-		require.ErrorContains(t, err, why)
-	}
-	require.NoError(t, checkKey(strings.Repeat("k", 1024)))
-}
-
-func TestEndpoint(t *testing.T) {
-	for in, want := range map[string]string{
-		"https://storage.googleapis.com": "https://storage.googleapis.com", "http://127.0.0.1:4443/": "http://127.0.0.1:4443",
-		"https://gw.example.com/gcs/": "https://gw.example.com/gcs", "https://storage.googleapis.com/storage/v1/": "https://storage.googleapis.com",
-	} {
-		u, err := parseEndpoint(in)
-		require.NoError(t, err)
-		require.Equal(t, want, u.String())
-	}
-	for _, in := range []string{"storage.googleapis.com", "ftp://x", "https://user:secret@x", "https://x/?key=secret", "https://", "https://x/%zz-secret"} {
-		_, err := parseEndpoint(in)
-		require.ErrorIs(t, err, store.ErrConfig)
-		require.NotContains(t, err.Error(), "secret")
-	}
-	// A path of the endpoint is kept, in the session too.
-	srv := emulator.StartGCS(t)
-	proxy := emulator.StartFaultProxy(t, srv.Endpoint, emulator.ProxyConfig{})
-	proxy.Add(emulator.Rule{Path: "/gw/", Forward: func(r *http.Request) {
-		r.URL.Path, r.URL.RawPath = strings.TrimPrefix(r.URL.Path, "/gw"), strings.TrimPrefix(r.URL.RawPath, "/gw")
-	}})
-	b := open(t, newSpec(t, srv, proxy.URL+"/gw", emulator.GCSBucketOptions{}), quick())
-	require.NoError(t, b.Put(t.Context(), "a/b", storetest.Text("content")))
-	require.Equal(t, "content", content(t, b, "a/b"))
-	require.Equal(t, []string{"a/b"}, keys(t, b))
-	require.Equal(t, proxy.Count(emulator.Rule{}), proxy.Count(emulator.Rule{Path: "/gw/"}))
-	// Only what the policy says counts.
-	t.Setenv("STORAGE_EMULATOR_HOST", "nope.invalid")
-	require.NoError(t, open(t, newSpec(t, srv, srv.Endpoint, emulator.GCSBucketOptions{}), quick()).CheckAccess(t.Context(), ""))
 }
 
 func TestSpoolFails(t *testing.T) {

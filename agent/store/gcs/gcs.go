@@ -6,7 +6,7 @@
 // client library, cloud.google.com/go/storage, is left out on purpose: it sends its requests without credentials
 // wherever the environment has STORAGE_EMULATOR_HOST, does not heed Retry-After, sends a part again from its start
 // instead of from where the service asks for it, and links gRPC's xDS and OpenTelemetry, which made the agent 22 MB
-// larger (9 MB with the tag disable_grpc_modules, against less than 3 MB).
+// larger (9 MB with the tag disable_grpc_modules, against less than 2 MB).
 //
 // # Create-only
 //

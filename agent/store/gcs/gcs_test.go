@@ -19,6 +19,7 @@ import (
 // quick are options for faults: they are waited for as long as it takes to see them.
 func quick() Options {
 	return Options{
+		Logger:       slog.New(slog.DiscardHandler),
 		StallTimeout: 500 * time.Millisecond, ChunkSize: 1 << 20,
 		Retry: store.RetryPolicy{Base: time.Millisecond, Max: 20 * time.Millisecond, GiveUp: 2 * time.Second},
 	}
@@ -72,20 +73,21 @@ func TestConformance(t *testing.T) {
 	for name, c := range map[string]struct {
 		endpoint string
 		o        Options
-		maxHeap  uint64
+		suite    storetest.Options
 	}{
-		"one request":   {srv.Endpoint, Options{}, 4 << 20},
-		"many requests": {uploads.URL, Options{ChunkSize: 5 << 20}, 0}, // that server is in this process
+		"one request":   {srv.Endpoint, Options{}, storetest.Options{LargeSize: 32 << 20, MaxHeap: 4 << 20}},
+		"many requests": {uploads.URL, Options{ChunkSize: 512 << 10}, storetest.Options{LargeSize: 8 << 20, ListCount: 40}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := storetest.Options{MaxHeap: c.maxHeap, Foreign: func(t *testing.T, s store.Store, key string, content []byte) {
+			suite := c.suite
+			suite.Foreign = func(t *testing.T, s store.Store, key string, content []byte) {
 				bucket, folder, _ := strings.Cut(strings.TrimPrefix(s.String(), "gs://"), "/")
 				if folder != "" {
 					key = folder + "/" + key
 				}
 				require.NoError(t, srv.PutObject(t.Context(), bucket, key, content))
-			}}
-			storetest.RunWith(t, o, func(t *testing.T) store.Store {
+			}
+			storetest.RunWith(t, suite, func(t *testing.T) store.Store {
 				return open(t, newSpec(t, srv, c.endpoint, emulator.GCSBucketOptions{}), c.o)
 			})
 		})

@@ -59,7 +59,7 @@ func (b *Bucket) sum(ctx context.Context, content store.Blob) (string, error) {
 		c.Write(buf[:n])
 		off += int64(n)
 		store.Touch(ctx, int64(n))
-		if err != nil && (err != io.EOF || off < content.Size) {
+		if err != nil && (!errors.Is(err, io.EOF) || off < content.Size) {
 			return "", fmt.Errorf("read content at offset %d: %w", off, err)
 		}
 	}

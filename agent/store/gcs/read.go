@@ -63,10 +63,10 @@ func (b *Bucket) openMedia(ctx context.Context, key string, offset int64) (io.Re
 	return resp.Body, nil
 }
 
-// List is store.Store's. In a versioned bucket it gives the live versions.
+// List is store.Store's, in the service's own order. In a versioned bucket it gives the live versions.
 func (b *Bucket) List(ctx context.Context, prefix string) iter.Seq2[store.Object, error] {
 	return func(yield func(store.Object, error) bool) {
-		last, token := "", ""
+		token := ""
 		for {
 			p, err := b.page(ctx, prefix, token, b.pageSize)
 			if err != nil {
@@ -74,13 +74,9 @@ func (b *Bucket) List(ctx context.Context, prefix string) iter.Seq2[store.Object
 				return
 			}
 			for _, o := range p.Items {
-				if last != "" && o.Name <= last {
-					err = fmt.Errorf("list %s: the service gives %q after %q: it does not list in order", b, o.Name, last)
-				}
-				if !yield(store.Object{Key: o.Name, Size: o.Size, ModTime: o.TimeCreated}, err) || err != nil {
+				if !yield(store.Object{Key: o.Name, Size: o.Size, ModTime: o.TimeCreated}, nil) {
 					return
 				}
-				last = o.Name
 			}
 			if token = p.NextPageToken; token == "" {
 				return

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // upload is one Put: a session of the service, or several when one gets lost.
@@ -210,7 +211,7 @@ func (c *chunk) Read(p []byte) (int, error) {
 	if c.ended.Load() {
 		return 0, io.ErrClosedPipe
 	}
-	n, err := c.section.Read(p)
+	n, err := c.section.Read(p[:min(len(p), wire.WriteUnit)])
 	done := c.read.Add(int64(n))
 	store.Touch(c.ctx, int64(n))
 	if err == io.EOF && done < c.size {

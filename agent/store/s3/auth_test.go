@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -38,37 +37,22 @@ func cleanEnv(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 }
 
-// service is a small server that hands out credentials.
-type service struct {
-	*httptest.Server
-	mu       sync.Mutex
-	requests []string
-}
-
-func newService(t *testing.T, handler func(w http.ResponseWriter, r *http.Request)) *service {
-	s := &service{}
-	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_ = r.ParseForm()
-		s.mu.Lock()
-		s.requests = append(s.requests, r.Method+" "+r.URL.Path)
-		s.mu.Unlock()
-		handler(w, r)
-	}))
+// newService is a small server that hands out credentials.
+func newService(t *testing.T, handler http.HandlerFunc) *httptest.Server {
+	s := httptest.NewServer(handler)
 	t.Cleanup(s.Close)
 	return s
 }
 
-func (s *service) seen() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return append([]string(nil), s.requests...)
-}
-
 // sts speaks AssumeRoleWithWebIdentity
 // (https://docs.aws.amazon.com/STS/latest/APIReference/API_AssumeRoleWithWebIdentity.html).
-func sts(t *testing.T, srv *emulator.S3, token, role string) *service {
+func sts(t *testing.T, srv *emulator.S3, token, role string) *httptest.Server {
 	return newService(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/xml")
+		if err := r.ParseForm(); err != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
 		if r.Form.Get("Action") != "AssumeRoleWithWebIdentity" || r.Form.Get("Version") != "2011-06-15" ||
 			r.Form.Get("WebIdentityToken") != token || r.Form.Get("RoleArn") != role || r.Form.Get("RoleSessionName") != "etcd-snapshot" {
 			w.WriteHeader(http.StatusForbidden)
@@ -84,7 +68,7 @@ func sts(t *testing.T, srv *emulator.S3, token, role string) *service {
 func inOneHour() string { return time.Now().UTC().Add(time.Hour).Format(time.RFC3339) }
 
 // containerCredentials speaks what EKS Pod Identity Agent does.
-func containerCredentials(t *testing.T, srv *emulator.S3, token string) *service {
+func containerCredentials(t *testing.T, srv *emulator.S3, token string) *httptest.Server {
 	return newService(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet || r.URL.Path != "/v1/credentials" || r.Header.Get("Authorization") != token {
 			w.WriteHeader(http.StatusForbidden)
@@ -98,7 +82,7 @@ func containerCredentials(t *testing.T, srv *emulator.S3, token string) *service
 }
 
 // metadata speaks IMDSv2, and nothing to those who know version 1 only.
-func metadata(t *testing.T, srv *emulator.S3) *service {
+func metadata(t *testing.T, srv *emulator.S3) *httptest.Server {
 	const imdsToken, role = "imds-token", "node-role"
 	return newService(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
@@ -215,7 +199,7 @@ func TestIdentity(t *testing.T) {
 					*r = *signer.SignV4(*r, srv.AccessKey, srv.SecretKey, "", srv.Region)
 				}
 			}})
-			b, err := s3.New(t.Context(), spec, s3.Options{Retry: quick})
+			b, err := s3.New(t.Context(), spec, s3.Options{Retry: quick, Logger: quiet})
 			require.NoError(t, err)
 			blob := storetest.Text("content")
 			require.NoError(t, b.Put(t.Context(), "key", blob))
@@ -321,7 +305,7 @@ func TestIdentityMissing(t *testing.T) {
 				tt.set(t, &tt.auth)
 			}
 			spec := &v1.S3Destination{Bucket: "backups", Endpoint: "http://127.0.0.1:1", Auth: tt.auth}
-			_, err := s3.New(t.Context(), spec, s3.Options{Retry: quick})
+			_, err := s3.New(t.Context(), spec, s3.Options{Retry: quick, Logger: quiet})
 			require.Error(t, err)
 			if tt.want != nil {
 				require.ErrorIs(t, err, tt.want)

@@ -136,12 +136,7 @@ func graceful(parent context.Context, sent func() bool) (context.Context, contex
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(parent))
 	stop := context.AfterFunc(parent, func() {
 		if sent() {
-			timer := time.NewTimer(graceTime)
-			defer timer.Stop()
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
+			wait(ctx, graceTime)
 		}
 		cancel(context.Cause(parent))
 	})

@@ -1,20 +1,16 @@
 package s3
 
 import (
-	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/minio/minio-go/v7"
 
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // op is one kind of request.
@@ -103,7 +99,7 @@ func (b *Bucket) fail(o op, key string, x *exchange, err error) error {
 		if transportErr != nil {
 			err = transportErr
 		}
-		return fmt.Errorf("%s %s: %w", o.verb, where, b.explain(err))
+		return fmt.Errorf("%s %s: %w", o.verb, where, wire.Explain(err, b.endpoint, "endpoint"))
 	}
 	var resp minio.ErrorResponse
 	if !errors.As(err, &resp) {
@@ -256,30 +252,4 @@ func clockAdvice(header http.Header, now time.Time) string {
 	} else {
 		return fmt.Sprintf("the clock here is %v behind the server's; %s", -d, advice)
 	}
-}
-
-// explain adds to an error of the network what to do about it.
-func (b *Bucket) explain(err error) error {
-	var dns *net.DNSError
-	var cert *tls.CertificateVerificationError
-	var record tls.RecordHeaderError
-	switch {
-	case errors.As(err, &cert):
-		return fmt.Errorf("%w (the certificate of %s does not verify: put the CA's certificate into caBundleFile)", err, b.endpoint)
-	case errors.As(err, &record), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
-		return store.Permanent(fmt.Errorf("%w (%s does not speak TLS: write endpoint with http://)", err, b.endpoint))
-	case errors.As(err, &dns):
-		err = fmt.Errorf("%w (check endpoint, region and the DNS of this node)", err)
-		if dns.IsNotFound {
-			return store.Permanent(err)
-		}
-		return err
-	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w (nothing listens at %s: check endpoint, and that the service is up)", err, b.endpoint)
-	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
-		return fmt.Errorf("%w (the connection was cut)", err)
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("%w (no connection to %s)", err, b.endpoint)
-	}
-	return err
 }

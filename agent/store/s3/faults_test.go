@@ -397,6 +397,9 @@ func TestCancel(t *testing.T) {
 			why := errors.New("SIGTERM")
 			rule.Match = func(*http.Request) bool { cancel(why); return true }
 			rule.Request, rule.Response = emulator.Fault{}, emulator.Fault{Stall: true}
+			if name == "beginning" {
+				rule.Response = emulator.Fault{}
+			}
 			if rule.Path == "/small" {
 				// It was sent whole: its fate is awaited for a moment, and here the server forgets to store it.
 				rule.Response, rule.Status = emulator.Fault{}, http.StatusServiceUnavailable

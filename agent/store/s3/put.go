@@ -121,9 +121,14 @@ func (b *Bucket) putParts(ctx context.Context, key string, blob store.Blob, l pa
 		o = with(o, map[string]string{headerChecksumAlgorithm: "SHA256"})
 	}
 	var id string
-	err = b.do(ctx, opPut, key, b.policy("begin upload"), func(ctx context.Context) (err error) {
-		id, err = b.client.NewMultipartUpload(ctx, b.name, key, o)
-		return err
+	err = b.tries(ctx, b.policy("begin upload"), func(ctx context.Context) error {
+		// An upload that was begun must be known, or it cannot be abandoned.
+		ctx, cancel := graceful(ctx, func() bool { return true })
+		defer cancel()
+		return b.once(ctx, opPut, key, func(ctx context.Context) (err error) {
+			id, err = b.client.NewMultipartUpload(ctx, b.name, key, o)
+			return err
+		})
 	})
 	if err != nil {
 		return err
@@ -209,22 +214,41 @@ func (b *Bucket) sendPart(ctx context.Context, key, id string, number int, secti
 	return part, err
 }
 
-// abandon removes the parts of an upload that failed. Where it cannot, SweepUploads will.
+// abandon removes the parts of an upload that failed. A part that the service was still working on may turn up after
+// that, so it is asked again until it knows of no upload, or a few times
+// (https://docs.aws.amazon.com/AmazonS3/latest/API/API_AbortMultipartUpload.html). Where all that is in vain
+// SweepUploads will help.
 func (b *Bucket) abandon(ctx context.Context, key, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()
-	if err := b.abort(ctx, key, id); err != nil {
+	var gone bool
+	var err error
+	for pause := 100 * time.Millisecond; pause <= 800*time.Millisecond && !gone && ctx.Err() == nil; pause *= 2 {
+		if gone, err = b.abort(ctx, key, id); !gone {
+			wait(ctx, pause)
+		}
+	}
+	if err != nil {
 		b.log.Warn("unfinished upload left behind", "object", b.String()+"/"+key, "uploadID", id, "error", err)
 	}
 }
 
-// abort abandons an upload; that it is gone already is no error.
-func (b *Bucket) abort(ctx context.Context, key, id string) error {
-	err := b.do(ctx, opAbort, key, b.policy("abandon upload"), func(ctx context.Context) error {
+func wait(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// abort abandons an upload. gone says that there was none, which is no error.
+func (b *Bucket) abort(ctx context.Context, key, id string) (gone bool, err error) {
+	err = b.do(ctx, opAbort, key, b.policy("abandon upload"), func(ctx context.Context) error {
 		return b.client.AbortMultipartUpload(ctx, b.name, key, id)
 	})
 	if hasCode(err, "NoSuchUpload") || statusOf(err) == http.StatusNotFound {
-		return nil
+		return true, nil
 	}
-	return err
+	return false, err
 }

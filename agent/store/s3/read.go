@@ -13,6 +13,7 @@ import (
 	"github.com/minio/minio-go/v7"
 
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // pageSize is how many keys a service gives at most at once.
@@ -26,9 +27,12 @@ func (b *Bucket) Get(ctx context.Context, key string, offset int64) (io.ReadClos
 	if offset < 0 {
 		return nil, fmt.Errorf("get %s/%s: %w: negative offset %d", b, key, store.ErrConfig, offset)
 	}
-	var r io.ReadCloser
+	name := b.String() + "/" + key
+	var r *wire.Reader
 	err := b.tries(ctx, b.policy("get"), func(ctx context.Context) (err error) {
-		r, err = b.open(ctx, key, offset)
+		r, err = wire.Open(ctx, b.stall, name, func(ctx context.Context) (io.ReadCloser, error) {
+			return b.open(ctx, key, offset)
+		})
 		return err
 	})
 	if err != nil {
@@ -37,79 +41,25 @@ func (b *Bucket) Get(ctx context.Context, key string, offset int64) (io.ReadClos
 	return r, nil
 }
 
-// open makes one try to open an object. Unlike other requests it goes on after its answer: the ctx lives as long as
-// the reader.
+// open makes one try to open an object. An offset beyond its end gives nothing.
 func (b *Bucket) open(ctx context.Context, key string, offset int64) (io.ReadCloser, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	o := minio.GetObjectOptions{ServerSideEncryption: b.customerSSE()}
 	if offset > 0 {
 		o.Set("Range", fmt.Sprintf("bytes=%d-", offset))
 	}
-	r := &reader{ctx: ctx, cancel: cancel, stall: b.stall, name: b.String() + "/" + key}
-	watch := r.watch()
 	x := &exchange{}
 	body, _, _, err := b.client.GetObject(context.WithValue(ctx, exchangeKey{}, x), b.name, key, o)
-	watch.Stop()
 	status, _, _ := x.answer()
 	switch {
-	case err == nil && offset > 0 && status != http.StatusPartialContent:
-		body.Close()
-		err = store.Permanent(fmt.Errorf("get %s/%s: the service ignores Range and cannot read from an offset", b, key))
-	case err == nil:
-		r.body = body
-		return r, nil
 	case status == http.StatusRequestedRangeNotSatisfiable:
-		cancel(nil)
 		return http.NoBody, nil
-	case errors.Is(context.Cause(ctx), store.ErrStalled):
-		err = fmt.Errorf("get %s/%s: %w", b, key, context.Cause(ctx))
-	default:
-		err = b.fail(opGet, key, x, err)
+	case err != nil:
+		return nil, b.fail(opGet, key, x, err)
+	case offset > 0 && status != http.StatusPartialContent:
+		body.Close()
+		return nil, store.Permanent(fmt.Errorf("get %s/%s: the service ignores Range and cannot read from an offset", b, key))
 	}
-	cancel(nil)
-	return nil, err
-}
-
-// reader is the content of an object. A Read that gets nothing for the stall time ends it; a consumer that takes its
-// time between two reads does not.
-type reader struct {
-	ctx    context.Context
-	cancel context.CancelCauseFunc
-	stall  time.Duration
-	name   string
-	body   io.ReadCloser
-	read   int64
-}
-
-func (r *reader) watch() *time.Timer {
-	return time.AfterFunc(r.stall, func() { r.cancel(&store.StalledError{After: r.stall, Bytes: r.read}) })
-}
-
-func (r *reader) Read(p []byte) (int, error) {
-	watch := r.watch()
-	n, err := r.body.Read(p)
-	if !watch.Stop() {
-		// The timer has read r.read, or is about to.
-		<-r.ctx.Done()
-	}
-	r.read += int64(n)
-	if n > 0 && err == io.EOF {
-		// It comes again, alone: whoever reads to the end must not take the last bytes for a broken connection.
-		err = nil
-	}
-	if err != nil && err != io.EOF {
-		if ctxErr := store.CtxErr(r.ctx); ctxErr != nil {
-			err = ctxErr
-		}
-		err = fmt.Errorf("get %s: %w", r.name, err)
-	}
-	return n, err
-}
-
-func (r *reader) Close() error {
-	err := r.body.Close()
-	r.cancel(nil)
-	return err
+	return body, nil
 }
 
 // List is store.Store's. In a versioned bucket it gives the current versions.
@@ -228,7 +178,7 @@ func (b *Bucket) SweepUploads(ctx context.Context, prefix string, before time.Ti
 			if !strings.HasPrefix(u.Key, prefix) || !u.Initiated.Before(before) || !mine(u.Key) {
 				continue
 			}
-			if err := b.abort(ctx, u.Key, u.UploadID); err != nil {
+			if _, err := b.abort(ctx, u.Key, u.UploadID); err != nil {
 				return removed, err
 			}
 			removed++

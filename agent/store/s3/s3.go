@@ -36,6 +36,7 @@ import (
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // Options is what does not come from a policy. The zero value is right for a run.
@@ -124,7 +125,7 @@ func New(ctx context.Context, spec *v1.S3Destination, o Options) (*Bucket, error
 	if err != nil {
 		return nil, fmt.Errorf("s3 bucket %s: %w", spec.Bucket, err)
 	}
-	if b.transport, err = newTransport(spec.EndpointSpec, b.parallelism); err != nil {
+	if b.transport, err = wire.NewTransport(spec.EndpointSpec, b.parallelism+1); err != nil {
 		return nil, fmt.Errorf("s3 bucket %s: %w", spec.Bucket, err)
 	}
 	policy := b.policy("fetch credentials")

@@ -29,7 +29,10 @@ func (b *Bucket) configure(spec *v1.S3Destination) error {
 	if strings.HasSuffix(spec.Bucket, "--x-s3") {
 		return bad("bucket", errors.New("directory buckets (S3 Express One Zone) list their keys in no order and are not supported"))
 	}
-	b.put.StorageClass = spec.StorageClass
+	switch b.put.StorageClass = spec.StorageClass; spec.StorageClass {
+	case "GLACIER", "DEEP_ARCHIVE":
+		return bad("storageClass", fmt.Errorf("objects in %s cannot be read for hours, manifests included: use GLACIER_IR, or another class", spec.StorageClass))
+	}
 	if lock := spec.ObjectLock; lock != nil {
 		b.put.Mode, b.lockDays = minio.RetentionMode(lock.Mode), int(lock.Days)
 		if b.put.Mode != "" && !b.put.Mode.IsValid() || (lock.Mode == "") != (lock.Days == 0) || lock.Days < 0 {

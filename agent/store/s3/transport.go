@@ -2,63 +2,19 @@ package s3
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
-	"time"
 
-	"golang.org/x/sys/unix"
-
-	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
-// unsentLimit is how many bytes the kernel takes from us before the network has taken them (TCP_NOTSENT_LOWAT). The
-// kernel's own choice is megabytes: on a slow line minutes would pass between two signs of progress.
-const unsentLimit = 16 << 10
-
-// newTransport is what all requests to the service go through. It honours the proxy variables of the environment.
-// HTTP/2 is left out: parts that go up side by side want connections of their own.
-func newTransport(e v1.EndpointSpec, parallelism int) (*http.Transport, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: e.InsecureSkipTLSVerify}
-	if e.CABundleFile != "" {
-		pem, err := os.ReadFile(e.CABundleFile)
-		if err != nil {
-			return nil, fmt.Errorf("%w: caBundleFile: %w", store.ErrConfig, err)
-		}
-		if config.RootCAs, err = x509.SystemCertPool(); err != nil {
-			config.RootCAs = x509.NewCertPool()
-		}
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: caBundleFile: %s holds no certificate in PEM format", store.ErrConfig, e.CABundleFile)
-		}
-	}
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second, Control: limitUnsent}
-	return &http.Transport{
-		Proxy:               http.ProxyFromEnvironment,
-		DialContext:         dialer.DialContext,
-		TLSClientConfig:     config,
-		TLSHandshakeTimeout: 30 * time.Second,
-		IdleConnTimeout:     90 * time.Second,
-		MaxIdleConnsPerHost: parallelism + 1,
-		WriteBufferSize:     32 << 10,
-		DisableCompression:  true, // an object stored with Content-Encoding is to be read as it was stored
-	}, nil
-}
-
-func limitUnsent(_, _ string, c syscall.RawConn) error {
-	return c.Control(func(fd uintptr) {
-		// A kernel without it does not tell of progress as finely, and that is all.
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentLimit)
-	})
-}
+// readLimit is how many bytes are handed on at once, so that a slow line tells of progress often.
+const readLimit = 16 << 10
 
 // exchange is what minio-go does not hand on about a request: the answer's status and headers, and the transport's
 // own error.
@@ -103,21 +59,8 @@ func (o observer) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	store.Touch(ctx, 0)
-	resp.Body = &touchingBody{ctx, resp.Body}
+	resp.Body = wire.Touching(ctx, resp.Body)
 	return resp, nil
-}
-
-type touchingBody struct {
-	ctx context.Context
-	io.ReadCloser
-}
-
-func (b *touchingBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if n > 0 {
-		store.Touch(b.ctx, int64(n))
-	}
-	return n, err
 }
 
 // upload is the body of one try to send a section of a blob. Its reads touch ctx. It remembers a read that failed,
@@ -140,7 +83,7 @@ func (u *upload) Read(p []byte) (int, error) {
 	if u.ended.Load() {
 		return 0, net.ErrClosed
 	}
-	n, err := u.section.Read(p[:min(len(p), unsentLimit)])
+	n, err := u.section.Read(p[:min(len(p), readLimit)])
 	u.read.Add(int64(n))
 	store.Touch(u.ctx, int64(n))
 	if err == io.EOF && u.read.Load() < u.size {

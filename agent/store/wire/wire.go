@@ -23,9 +23,11 @@ import (
 	"etcdsnapshot.dev/agent/store"
 )
 
-// unsentLimit is how many bytes the kernel takes from us before the network has taken them (TCP_NOTSENT_LOWAT). The
-// kernel's own choice is megabytes: on a slow line minutes would pass between two signs of progress.
-const unsentLimit = 32 << 10
+// WriteUnit is how many bytes are handed to the kernel at once, and how many it takes before the network has taken
+// them (TCP_NOTSENT_LOWAT). The kernel's own choice is megabytes: on a slow line minutes would pass between two signs
+// of progress. A TLS record is no larger. The body of a request gives no more than this with one Read, for net/http asks
+// for twice as much.
+const WriteUnit = 16 << 10
 
 // NewTransport gives connections to the service that e describes, of which up to idle are kept for further requests.
 // It honours the proxy variables of the environment and speaks HTTP/1.1, so that uploads that go on side by side have
@@ -52,7 +54,7 @@ func NewTransport(e v1.EndpointSpec, idle int) (*http.Transport, error) {
 		TLSHandshakeTimeout: 30 * time.Second,
 		IdleConnTimeout:     90 * time.Second,
 		MaxIdleConnsPerHost: idle,
-		WriteBufferSize:     32 << 10,
+		WriteBufferSize:     WriteUnit,
 		DisableCompression:  true, // an object stored with Content-Encoding is to be read as it was stored
 	}, nil
 }
@@ -60,7 +62,7 @@ func NewTransport(e v1.EndpointSpec, idle int) (*http.Transport, error) {
 func limitUnsent(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		// A kernel without it does not tell of progress as finely, and that is all.
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentLimit)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, WriteUnit)
 	})
 }
 
@@ -157,7 +159,11 @@ func (r *Reader) Read(p []byte) (int, error) {
 		<-r.ctx.Done()
 	}
 	r.read += int64(n)
-	if err != nil && err != io.EOF {
+	if n > 0 && errors.Is(err, io.EOF) {
+		// It comes again, alone: whoever reads to the end must not take the last bytes for a broken connection.
+		err = nil
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
 		if ctxErr := store.CtxErr(r.ctx); ctxErr != nil {
 			err = ctxErr
 		}
