@@ -55,7 +55,7 @@ func toSpool(tb testing.TB, dir string, data []byte, o Options, piped bool) int6
 	defer s.Close()
 	enc, err := NewEncoder(s, o)
 	require.NoError(tb, err)
-	var w io.WriteCloser = enc
+	w := enc
 	if piped {
 		w = NewPipe(context.Background(), enc, 0, 0)
 	}

@@ -138,7 +138,7 @@ func (d *Decoder) WriteTo(w io.Writer) (n int64, err error) {
 				return n, werr
 			}
 		}
-		if rerr == io.EOF {
+		if rerr == io.EOF { //nolint:errorlint // the exact io.EOF ends a stream, a wrapped one is a broken source
 			return n, nil
 		}
 		if rerr != nil {
@@ -214,12 +214,12 @@ func (d *Decoder) explain(name string, err error) error {
 			break
 		}
 	}
-	if err == io.EOF && name == "" {
+	if err == io.EOF && name == "" { //nolint:errorlint // as above
 		return err
 	}
 	text := err.Error()
 	switch {
-	case errors.Is(err, io.ErrUnexpectedEOF) || err == io.EOF:
+	case errors.Is(err, io.ErrUnexpectedEOF) || err == io.EOF: //nolint:errorlint // as above
 		text = "it ends too early"
 	case errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		text = fmt.Sprintf("it wants a window of more than %d MiB, which no snapshot of ours does; if it was compressed by hand "+

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/retention"
 	"etcdsnapshot.dev/agent/store"
 )

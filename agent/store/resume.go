@@ -97,7 +97,7 @@ func (r *resumable) try(p []byte) (n int, end bool, err error) {
 	case n > 0:
 		// An error that came along comes again with the next try, or does not.
 		return n, false, nil
-	case err != io.EOF:
+	case err != io.EOF: //nolint:errorlint // the exact one: see below
 		// Also one that wraps io.EOF: that is a connection's end.
 		return 0, false, err
 	case fresh || r.off == r.size:

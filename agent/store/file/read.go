@@ -2,6 +2,7 @@ package file
 
 import (
 	"context"
+	"errors"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -145,7 +146,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Object,
 			return
 		}
 		defer dir.Close()
-		if err := dir.walk(ctx, folders, rest, yield); err != nil && err != errStopped {
+		if err := dir.walk(ctx, folders, rest, yield); err != nil && !errors.Is(err, errStopped) {
 			yield(store.Object{}, err)
 		}
 	}

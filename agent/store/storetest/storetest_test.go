@@ -80,7 +80,7 @@ func (s *memory) Put(ctx context.Context, key string, b store.Blob) error {
 		if err := store.CheckKey(key); err != nil {
 			return err
 		}
-	} else if err := store.CheckPut(ctx, key, b); err != nil && !(s.has("keys not checked") && errors.Is(err, store.ErrConfig)) {
+	} else if err := store.CheckPut(ctx, key, b); err != nil && (!s.has("keys not checked") || !errors.Is(err, store.ErrConfig)) {
 		return err
 	}
 	if s.has("goroutine left behind") {
@@ -101,7 +101,7 @@ func (s *memory) Put(ctx context.Context, key string, b store.Blob) error {
 		n, err := b.ReadAt(buf[:min(int64(len(buf)), b.Size-off)], off)
 		data = append(data, buf[:n]...)
 		switch {
-		case err != nil && err != io.EOF && s.has("partial object left behind"):
+		case err != nil && !errors.Is(err, io.EOF) && s.has("partial object left behind"):
 			s.set(key, data)
 			return err
 		case err != nil && err != io.EOF && s.has("cause lost"):

@@ -94,7 +94,7 @@ func run(ctx context.Context, size int64, rounds int) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	file := filepath.Join(dir, "file")
 	if err := randomFile(file, size); err != nil {
 		return err
@@ -150,7 +150,7 @@ func (r *result) median() float64 {
 
 // copyFile is the peer: cp, and a sync of the copy, since the file store syncs as well.
 func copyFile(ctx context.Context, from, to string) (seconds float64, peakKiB int64, err error) {
-	defer os.Remove(to)
+	defer func() { err = errors.Join(err, os.Remove(to)) }()
 	begin := time.Now()
 	cmd := exec.CommandContext(ctx, "cp", from, to)
 	if err := cmd.Run(); err != nil {
