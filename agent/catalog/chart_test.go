@@ -14,7 +14,7 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 	"k8s.io/client-go/rest"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
 // render gives all that the chart makes in a namespace, with its default values.

@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"etcdsnapshot.dev/agent/api"
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
 // namespaceFile is where Kubernetes puts the pod's own namespace.

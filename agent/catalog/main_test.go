@@ -18,7 +18,7 @@ import (
 
 	"etcdsnapshot.dev/agent/api"
 	"etcdsnapshot.dev/agent/api/apitest"
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/ci/kubetest"

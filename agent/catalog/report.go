@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
 )
 

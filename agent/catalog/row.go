@@ -8,7 +8,7 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
 )
 

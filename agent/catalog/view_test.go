@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
 )
 

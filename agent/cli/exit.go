@@ -11,6 +11,7 @@ import (
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/restore"
 	"etcdsnapshot.dev/agent/snapshot"
 	"etcdsnapshot.dev/agent/store"
 )
@@ -97,5 +98,6 @@ func isConfig(err error) bool {
 	)
 	return errors.As(err, &usage) || errors.As(err, &invalid) || errors.As(err, &foreign) ||
 		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig) ||
+		errors.Is(err, restore.ErrRefused) ||
 		errors.Is(err, archive.ErrNoIdentity) || errors.Is(err, archive.ErrWrongIdentity)
 }

@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"etcdsnapshot.dev/agent/api"
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 )

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
 )
 

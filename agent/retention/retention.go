@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"time"
 
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
 // Snapshot is what retention needs to know of a snapshot.

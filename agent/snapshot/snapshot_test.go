@@ -13,7 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"etcdsnapshot.dev/agent/api"
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/etcd"
 	"etcdsnapshot.dev/agent/snapshot"

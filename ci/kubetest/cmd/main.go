@@ -12,7 +12,7 @@ import (
 	"syscall"
 
 	"etcdsnapshot.dev/agent/api"
-	"etcdsnapshot.dev/agent/api/v1"
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/ci/kubetest"
 	"etcdsnapshot.dev/ci/parts"
 )
