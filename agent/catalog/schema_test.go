@@ -19,7 +19,6 @@ import (
 
 	"etcdsnapshot.dev/agent/api"
 	"etcdsnapshot.dev/agent/api/apitest"
-	"etcdsnapshot.dev/agent/api/v1"
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/ci/kubetest"
 )
