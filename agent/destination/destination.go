@@ -68,14 +68,16 @@ func (d *Destination) URI(key string) string { return d.Store.String() + "/" + k
 // CheckOwner compares the folder's owner with ours. A folder without an owner is nobody's yet; an owner without a
 // UID, or not knowing our own, is no contradiction. The error is a *ForeignError, or why the owner could not be read.
 func (d *Destination) CheckOwner(ctx context.Context, ours Owner) error {
-	theirs, err := d.owner(ctx)
-	if err != nil {
-		return err
+	_, err := d.checkOwner(ctx, ours)
+	return err
+}
+
+func (d *Destination) checkOwner(ctx context.Context, ours Owner) (theirs Owner, err error) {
+	theirs, err = d.owner(ctx)
+	if err == nil && theirs.ClusterUID != "" && ours.ClusterUID != "" && theirs.ClusterUID != ours.ClusterUID {
+		err = &ForeignError{URI: d.Store.String(), Theirs: theirs, Ours: ours}
 	}
-	if theirs.ClusterUID != "" && ours.ClusterUID != "" && theirs.ClusterUID != ours.ClusterUID {
-		return &ForeignError{URI: d.Store.String(), Theirs: theirs, Ours: ours}
-	}
-	return nil
+	return theirs, err
 }
 
 // ErrUnproven says that nothing may be removed from a folder because it may not be ours.
@@ -83,10 +85,7 @@ var ErrUnproven = errors.New("the folder names its cluster's UID, and this clust
 
 // CheckMayRemove is CheckOwner for who is about to remove something: not knowing our own UID is no excuse then.
 func (d *Destination) CheckMayRemove(ctx context.Context, ours Owner) error {
-	if err := d.CheckOwner(ctx, ours); err != nil {
-		return err
-	}
-	theirs, err := d.owner(ctx)
+	theirs, err := d.checkOwner(ctx, ours)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"etcdsnapshot.dev/agent/archive"
@@ -14,31 +15,29 @@ import (
 // than any upload takes.
 const orphanAge = 24 * time.Hour
 
-// Sweep removes data objects without a manifest that nobody works on any more and returns their keys. What counts
+// Sweep removes data objects without a manifest that nobody works on any more, from the folder and from inv, which is
+// what the folder was just seen to hold, and returns their keys. What counts
 // is the store's clock, read off the newest object in the folder, never this machine's: a clock that is ahead must
 // not take a running upload for an old one.
-func (d *Destination) Sweep(ctx context.Context) (removed []string, err error) {
-	inv, err := d.Inventory(ctx)
-	if err != nil {
-		return nil, err
-	}
+func (d *Destination) Sweep(ctx context.Context, inv *Inventory) (removed []string, err error) {
 	var now time.Time
-	for _, e := range append(inv.Snapshots, inv.Orphans...) {
+	for _, e := range slices.Concat(inv.Snapshots, inv.Orphans) {
 		if e.Stored.After(now) {
 			now = e.Stored
 		}
 	}
 	var errs []error
-	for _, e := range inv.Orphans {
+	inv.Orphans = slices.DeleteFunc(inv.Orphans, func(e Entry) bool {
 		if now.Sub(e.Stored) < orphanAge {
-			continue
+			return false
 		}
 		if err := d.Store.Delete(ctx, e.Key); err != nil {
 			errs = append(errs, fmt.Errorf("delete %s: %w", d.URI(e.Key), err))
-			continue
+			return false
 		}
 		removed = append(removed, e.Key)
-	}
+		return true
+	})
 	if now.IsZero() { // an empty folder has no clock
 		now = time.Now()
 	}

@@ -93,16 +93,17 @@ func (c *countedReader) ReadAt(p []byte, off int64) (int, error) {
 // prunes. Nothing here fails the run.
 func tidy(ctx context.Context, q Request, d *destination.Destination, o *Outcome, name string) {
 	log := q.Log.With("destination", d.Spec.Name)
-	removed, err := d.Sweep(ctx)
+	var err error
+	if o.Inventory, err = d.Inventory(ctx); err != nil {
+		log.Warn("could not list what is stored; nothing is pruned", "error", err)
+		return
+	}
+	removed, err := d.Sweep(ctx, o.Inventory)
 	if err != nil {
 		log.Warn("could not remove what earlier runs left unfinished; it is not listed, and a later run tries again", "error", err)
 	}
 	if len(removed) > 0 {
 		log.Info("removed what earlier runs left unfinished", "objects", removed)
-	}
-	if o.Inventory, err = d.Inventory(ctx); err != nil {
-		log.Warn("could not list what is stored; nothing is pruned", "error", err)
-		return
 	}
 	if d.Spec.Retention == nil {
 		return

@@ -19,7 +19,6 @@ package azure
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -33,6 +32,7 @@ import (
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // Options is what does not come from a policy. The zero value is right for a run.
@@ -198,19 +198,9 @@ func (b *Bucket) do(ctx context.Context, o op, key string, p store.RetryPolicy, 
 	return b.tries(ctx, p, func(ctx context.Context) error { return b.once(ctx, o, key, f) })
 }
 
-// tries is store.Retry, but a try that stalls is given a second chance on a new connection, and no third.
+// tries is wire.Retry on this bucket's connections.
 func (b *Bucket) tries(ctx context.Context, p store.RetryPolicy, f func(ctx context.Context) error) error {
-	stalls := 0
-	return store.Retry(ctx, p, func(ctx context.Context) error {
-		err := f(ctx)
-		if errors.Is(err, store.ErrStalled) && ctx.Err() == nil {
-			b.transport.CloseIdleConnections()
-			if stalls++; stalls > 1 {
-				return store.Permanent(err)
-			}
-		}
-		return err
-	})
+	return wire.Retry(ctx, b.transport, p, f)
 }
 
 // once makes one try of one request. It ends when it stalls.

@@ -2,58 +2,34 @@ package azure
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
 	"sync"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
-// unsentLimit is how many bytes the kernel takes from us before the network has taken them (TCP_NOTSENT_LOWAT). The
-// kernel's own choice is megabytes: on a slow line minutes would pass between two signs of progress. Together with
-// the transport's own buffer it must pass within the stall time, also at 1 KiB/s.
-const unsentLimit, writeBuffer = 16 << 10, 8 << 10
+// writeBuffer is how many bytes are handed to the kernel at once: half of wire.WriteUnit, so that both together pass
+// within the stall time, also at 1 KiB/s.
+const writeBuffer = 8 << 10
 
-// newTransport is what all requests go through, those for tokens included. It honours the proxy variables of the
-// environment, but the node's own metadata service is never asked by way of a proxy, which would answer for another
-// machine. HTTP/2 is left out: blocks that go up side by side want connections of their own.
+// newTransport is what all requests go through, those for tokens included. The node's own metadata service is never
+// asked by way of a proxy, which would answer for another machine.
 func newTransport(e v1.EndpointSpec, parallelism int, dial func(context.Context, string, string) (net.Conn, error)) (*http.Transport, error) {
-	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: e.InsecureSkipTLSVerify}
-	if e.CABundleFile != "" {
-		pem, err := os.ReadFile(e.CABundleFile)
-		if err != nil {
-			return nil, bad("caBundleFile", err)
-		}
-		if config.RootCAs, err = x509.SystemCertPool(); err != nil {
-			config.RootCAs = x509.NewCertPool()
-		}
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, bad("caBundleFile", fmt.Errorf("%s holds no certificate in PEM format", e.CABundleFile))
-		}
+	t, err := wire.NewTransport(e, parallelism+1)
+	if err != nil {
+		return nil, err
 	}
-	return &http.Transport{
-		Proxy:               proxy,
-		DialContext:         dial,
-		TLSClientConfig:     config,
-		TLSHandshakeTimeout: 30 * time.Second,
-		IdleConnTimeout:     90 * time.Second,
-		MaxIdleConnsPerHost: parallelism + 1,
-		// The SDK asks for permission to send after the service was busy.
-		ExpectContinueTimeout: time.Second,
-		WriteBufferSize:       writeBuffer,
-		DisableCompression:    true, // an object stored with Content-Encoding is to be read as it was stored
-	}, nil
+	t.Proxy, t.DialContext, t.WriteBufferSize = proxy, dial, writeBuffer
+	// The SDK asks for permission to send after the service was busy.
+	t.ExpectContinueTimeout = time.Second
+	return t, nil
 }
 
 func proxy(r *http.Request) (*url.URL, error) {
@@ -66,7 +42,7 @@ func proxy(r *http.Request) (*url.URL, error) {
 func linkLocal(host string) bool { return net.ParseIP(host).IsLinkLocalUnicast() }
 
 func dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	d := net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second, Control: limitUnsent}
+	d := net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second, Control: wire.LimitUnsent}
 	if host, _, _ := net.SplitHostPort(addr); linkLocal(host) {
 		// On the node itself. Where there is no such service nothing answers at all.
 		d.Timeout = 3 * time.Second
@@ -74,30 +50,23 @@ func dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, network, addr)
 }
 
-func limitUnsent(_, _ string, c syscall.RawConn) error {
-	return c.Control(func(fd uintptr) {
-		// A kernel without it does not tell of progress as finely, and that is all.
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentLimit)
-	})
-}
-
 // newHTTPClient gives what the SDK sends its requests with.
 func newHTTPClient(base http.RoundTripper, sas string) *http.Client {
 	return &http.Client{
-		Transport: wire{base, sas},
+		Transport: lastStep{base, sas},
 		// The service never redirects. Whoever does is not to be handed our signature.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// wire is the last step before the network. It tells WithStall that the server answers, and adds the SAS, which thus
+// lastStep is the last step before the network. It tells WithStall that the server answers, and adds the SAS, which thus
 // is in no URL that the SDK or net/http may put into a message or a log.
-type wire struct {
+type lastStep struct {
 	base http.RoundTripper
 	sas  string
 }
 
-func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
+func (w lastStep) RoundTrip(req *http.Request) (*http.Response, error) {
 	out := req
 	if w.sas != "" {
 		out = req.Clone(req.Context())
@@ -113,7 +82,7 @@ func (w wire) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	resp.Request = req
 	store.Touch(req.Context(), 0)
-	resp.Body = &touchingBody{req.Context(), resp.Body}
+	resp.Body = wire.Touching(req.Context(), resp.Body)
 	return resp, nil
 }
 
@@ -146,19 +115,6 @@ func (n *note) get() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.err
-}
-
-type touchingBody struct {
-	ctx context.Context
-	io.ReadCloser
-}
-
-func (b *touchingBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if n > 0 {
-		store.Touch(b.ctx, int64(n))
-	}
-	return n, err
 }
 
 // body is what one try sends of a block. Its reads touch ctx. The transport may read on for a moment after a request

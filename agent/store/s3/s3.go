@@ -222,19 +222,9 @@ func (b *Bucket) do(ctx context.Context, o op, key string, p store.RetryPolicy, 
 	return b.tries(ctx, p, func(ctx context.Context) error { return b.once(ctx, o, key, f) })
 }
 
-// tries is store.Retry, but a try that stalls is given a second chance on a new connection, and no third.
+// tries is wire.Retry on this bucket's connections.
 func (b *Bucket) tries(ctx context.Context, p store.RetryPolicy, f func(ctx context.Context) error) error {
-	stalls := 0
-	return store.Retry(ctx, p, func(ctx context.Context) error {
-		err := f(ctx)
-		if errors.Is(err, store.ErrStalled) && ctx.Err() == nil {
-			b.transport.CloseIdleConnections()
-			if stalls++; stalls > 1 {
-				return store.Permanent(err)
-			}
-		}
-		return err
-	})
+	return wire.Retry(ctx, b.transport, p, f)
 }
 
 // once makes one try of one request, with an exchange of its own. It ends when it stalls.

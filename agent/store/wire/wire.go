@@ -46,7 +46,7 @@ func NewTransport(e v1.EndpointSpec, idle int) (*http.Transport, error) {
 			return nil, fmt.Errorf("%w: caBundleFile: %s holds no certificate in PEM format", store.ErrConfig, e.CABundleFile)
 		}
 	}
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second, Control: limitUnsent}
+	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second, Control: LimitUnsent}
 	return &http.Transport{
 		Proxy:               http.ProxyFromEnvironment,
 		DialContext:         dialer.DialContext,
@@ -59,10 +59,27 @@ func NewTransport(e v1.EndpointSpec, idle int) (*http.Transport, error) {
 	}, nil
 }
 
-func limitUnsent(_, _ string, c syscall.RawConn) error {
+// LimitUnsent is the Control of a net.Dialer: it has the kernel take no more than WriteUnit ahead of the network.
+func LimitUnsent(_, _ string, c syscall.RawConn) error {
 	return c.Control(func(fd uintptr) {
 		// A kernel without it does not tell of progress as finely, and that is all.
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, WriteUnit)
+	})
+}
+
+// Retry is store.Retry for requests that go through t: a try that stalls is given a second chance on a new connection,
+// and no third.
+func Retry(ctx context.Context, t *http.Transport, p store.RetryPolicy, f func(ctx context.Context) error) error {
+	stalls := 0
+	return store.Retry(ctx, p, func(ctx context.Context) error {
+		err := f(ctx)
+		if errors.Is(err, store.ErrStalled) && ctx.Err() == nil {
+			t.CloseIdleConnections()
+			if stalls++; stalls > 1 {
+				return store.Permanent(err)
+			}
+		}
+		return err
 	})
 }
 
