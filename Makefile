@@ -15,6 +15,8 @@ BIN      := bin/etcd-snapshot-agent
 RACE     := $(shell if command -v "$$($(GO) env CC)" >/dev/null 2>&1 || [ -n "$$CI" ]; then echo -race; fi)
 PACKAGES ?= ./...
 TESTFLAGS ?=
+BENCH_SIZES ?= 100,1024
+BENCH    ?=
 
 ##@ Use
 .PHONY: demo
@@ -61,9 +63,9 @@ lint: ## Lint the Go code
 verify: lint ## Fail on drift of generated files, untidy modules, and lint
 	ci/verify.sh
 
-.PHONY: bench-stores
-bench-stores: ## Upload 1 GiB to each store's real server, beside cp: time and peak memory
-	$(GO) run ./ci/bench/stores
+.PHONY: bench
+bench: build ## Measure the agent beside etcdctl, zstd and age; writes docs/performance.md (BENCH_SIZES in MiB, BENCH="-pairs 3 ...")
+	$(GO) run ./ci/bench -agent $(BIN) -sizes $(BENCH_SIZES) $(BENCH)
 
 .PHONY: parts
 parts: ## Build the real servers that the tests run (cached outside the checkout)
