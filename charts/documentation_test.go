@@ -79,6 +79,17 @@ func TestEveryDocumentedValueIsUsed(t *testing.T) {
 				with = "{verification: {schedule: '@daily'}}"
 			case "etcd.existingSecret":
 				at["existingSecret"] = "mine"
+			case "monitoring.kubeStateMetrics.configMap.labels", "monitoring.prometheusRule.labels", "monitoring.prometheusRule.annotations",
+				"monitoring.prometheusRule.runbookURL", "monitoring.prometheusRule.alerts",
+				"monitoring.dashboard.labels", "monitoring.dashboard.annotations", "monitoring.dashboard.folder":
+				at["enabled"] = true
+				with = "{monitoring: {" + keys[1] + ": {enabled: true}}}"
+				if keys[1] == "kubeStateMetrics" {
+					with = "{monitoring: {kubeStateMetrics: {configMap: {enabled: true}}}}"
+				}
+			case "monitoring.kubeStateMetrics.serviceAccount.namespace":
+				at["name"] = "ksm"
+				with = "{monitoring: {kubeStateMetrics: {serviceAccount: {name: ksm}}}}"
 			}
 			before := base
 			if with != "" {

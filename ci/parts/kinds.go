@@ -15,7 +15,7 @@ import (
 // goPart is a module whose tools are the programs. They are static, so that they also run in an image from scratch.
 type goPart struct{}
 
-func (goPart) pins() []string { return []string{"go.mod", "go.sum", "?ldflags"} }
+func (goPart) pins() []string { return []string{"go.mod", "go.sum", "?ldflags", "?tags"} }
 func (goPart) check() error   { return nil }
 func (goPart) bin() string    { return "" }
 
@@ -34,11 +34,13 @@ func (goPart) build(ctx context.Context, src, dst string) error {
 		return errors.New("its go.mod has no tool directive")
 	}
 	args := []string{"build", "-trimpath", "-o", dst + string(filepath.Separator)}
-	switch flags, err := os.ReadFile(filepath.Join(src, "ldflags")); {
-	case err == nil:
-		args = append(args, "-ldflags", strings.Join(strings.Fields(string(flags)), " "))
-	case !errors.Is(err, fs.ErrNotExist):
-		return err
+	for _, option := range []string{"ldflags", "tags"} {
+		switch flags, err := os.ReadFile(filepath.Join(src, option)); {
+		case err == nil:
+			args = append(args, "-"+option, strings.Join(strings.Fields(string(flags)), " "))
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
 	}
 	for _, t := range mod.Tool {
 		args = append(args, t.Path)

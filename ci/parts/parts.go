@@ -2,8 +2,8 @@
 // emulators, Kubernetes.
 //
 // A part is a folder beside this file. It holds either a go.mod with tool directives (and its go.sum), or a
-// package.json with its package-lock.json: both pin every byte that is built. An optional file ldflags is passed to
-// the Go linker. What is built lies outside the checkout, in $ETCD_SNAPSHOT_CACHE or the user's cache folder, under
+// package.json with its package-lock.json: both pin every byte that is built. Optional files ldflags and tags are
+// passed to the Go linker and compiler. What is built lies outside the checkout, in $ETCD_SNAPSHOT_CACHE or the user's cache folder, under
 // a name that changes with the pins and the toolchain, so that a part is built once and never stale.
 package parts
 

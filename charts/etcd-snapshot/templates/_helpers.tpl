@@ -52,6 +52,15 @@ etcd-snapshot.clusterWideName is unique in the cluster. A colon cannot be part o
 {{- include "etcd-snapshot.shorten" (dict "name" (printf "%s:%s" .Release.Namespace (include "etcd-snapshot.fullname" .)) "max" 63) -}}
 {{- end }}
 
+{{/*
+etcd-snapshot.clusterWideNameWith is the same with a suffix that survives shortening.
+*/}}
+{{- define "etcd-snapshot.clusterWideNameWith" -}}
+{{- $max := sub 62 (len .suffix) -}}
+{{- $name := printf "%s:%s" .root.Release.Namespace (include "etcd-snapshot.fullname" .root) -}}
+{{- printf "%s-%s" (include "etcd-snapshot.shorten" (dict "name" $name "max" $max)) .suffix -}}
+{{- end }}
+
 {{- define "etcd-snapshot.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create -}}
 {{- default (include "etcd-snapshot.fullname" .) .Values.serviceAccount.name -}}

@@ -31,6 +31,7 @@ type value struct {
 type chart struct {
 	values  []*value
 	presets presets
+	alerts  []alert
 }
 
 type presets struct {
@@ -109,6 +110,9 @@ func readChart(dir string) (*chart, error) {
 	for i := 0; i < len(ordered.Distributions.Content); i += 2 {
 		c.presets.order = append(c.presets.order, ordered.Distributions.Content[i].Value)
 	}
+	if c.alerts, err = readAlerts(dir); err != nil {
+		return nil, err
+	}
 	return c, nil
 }
 
@@ -166,7 +170,7 @@ func comment(lines []string, key *yaml.Node) (description string, annotation obj
 
 // valuesSchema gives the schema of values.yaml: draft-07, closed at every level.
 func (g *generator) valuesSchema(c *chart) (object, error) {
-	b := &schemaBuilder{generator: g, presets: c.presets}
+	b := &schemaBuilder{generator: g, presets: c.presets, alerts: c.alerts}
 	root, err := b.mapping(c.values, nil)
 	if err != nil {
 		return nil, err
@@ -187,6 +191,7 @@ func (g *generator) valuesSchema(c *chart) (object, error) {
 type schemaBuilder struct {
 	*generator
 	presets presets
+	alerts  []alert
 }
 
 // mapping gives the schema of an object with these keys, on top of base.
