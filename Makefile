@@ -42,6 +42,14 @@ bin/ca-certificates.crt: go.mod
 	@mkdir -p bin
 	$(GO) run ./ci/caroots $@
 
+.PHONY: release
+release: bin/ca-certificates.crt ## Everything a release consists of, in dist/: binaries, image, chart, SBOMs, checksums
+	$(GO) run ./ci/release -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(RELEASEFLAGS)
+
+.PHONY: release-check
+release-check: ## Build the release twice and compare every byte
+	ci/release/check.sh
+
 .PHONY: clean
 clean: ## Remove what was built here (the cache of test programs outside the checkout stays)
 	rm -rf bin dist .demo
@@ -56,8 +64,9 @@ fmt: ## Format the Go code
 	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint fmt
 
 .PHONY: lint
-lint: ## Lint the Go code
+lint: ## Lint the Go code and the workflows
 	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint run
+	$(GO) tool -modfile=ci/tools/actionlint/go.mod actionlint
 
 .PHONY: verify
 verify: lint ## Fail on drift of generated files, untidy modules, and lint
