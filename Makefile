@@ -14,6 +14,7 @@ BIN      := bin/etcd-snapshot-agent
 # The race detector needs a C compiler. Without one the tests run all the same, except in CI.
 RACE     := $(shell if command -v "$$($(GO) env CC)" >/dev/null 2>&1 || [ -n "$$CI" ]; then echo -race; fi)
 PACKAGES ?= ./...
+NODES    ?= 1
 TESTFLAGS ?=
 BENCH_SIZES ?= 100,1024
 BENCH    ?=
@@ -28,15 +29,30 @@ test: parts ## All tests that need no cluster (with -race); what they need is bu
 	@[ -n "$(RACE)" ] || echo "note: no C compiler, so the tests run without the race detector"
 	$(GO) test $(RACE) -timeout 30m $(TESTFLAGS) $(PACKAGES)
 
+.PHONY: e2e
+e2e: ## The tests that need a cluster, on one of namespaces, or on yours (see CONTRIBUTING.md)
+	$(GO) test -tags e2e -count=1 -timeout 40m $(TESTFLAGS) ./ci/e2e/...
+
+.PHONY: cluster-up
+cluster-up: ## A kubeadm control plane in namespaces of this machine (Linux, root); NODES=3 for three
+	$(GO) run ./ci/cluster/cmd up -nodes $(NODES)
+
+.PHONY: cluster-down
+cluster-down: ## End it
+	$(GO) run ./ci/cluster/cmd down
+
 ##@ Build
 .PHONY: build
 build: ## The static binary for this machine, in bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./agent
 
 .PHONY: image
-image: bin/ca-certificates.crt ## The container image, with docker, podman or buildah
-	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
+image: image-files ## The container image, with docker, podman or buildah
 	ci/image.sh $(IMAGE) $(GOARCH)
+
+.PHONY: image-files
+image-files: bin/ca-certificates.crt
+	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
 
 bin/ca-certificates.crt: go.mod
 	@mkdir -p bin
@@ -84,4 +100,4 @@ parts: ## Build the real servers that the tests run (cached outside the checkout
 help: ## This text
 	@awk 'BEGIN {FS = ":.*## "; print "Usage: make TARGET\n"} \
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

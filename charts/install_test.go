@@ -15,12 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"etcdsnapshot.dev/agent/cli"
+	"etcdsnapshot.dev/ci/helmtest"
 	"etcdsnapshot.dev/ci/kubetest"
 )
 
@@ -44,14 +43,8 @@ func (c *cluster) helm(t *testing.T, namespace string) *action.Configuration {
 	dir := t.TempDir()
 	kubeconfig, cache := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "cache")
 	require.NoError(t, kubetest.WriteKubeconfig(kubeconfig, c.Admin(), namespace))
-	flags := genericclioptions.NewConfigFlags(false)
-	flags.KubeConfig, flags.Namespace, flags.CacheDir = &kubeconfig, &namespace, &cache
-	flags.WrapConfigFn = func(config *rest.Config) *rest.Config {
-		config.Burst = 100
-		return config
-	}
-	a := &action.Configuration{}
-	require.NoError(t, a.Init(flags, namespace, "secret", func(string, ...any) {}))
+	a, err := helmtest.Configuration(kubeconfig, namespace, cache, nil)
+	require.NoError(t, err)
 	return a
 }
 

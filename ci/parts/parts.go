@@ -104,7 +104,7 @@ func build(ctx context.Context, root, name string) (string, error) {
 	if err := k.check(); err != nil {
 		return "", err
 	}
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return "", err
 	}
@@ -172,7 +172,8 @@ func sourceDir() (string, error) {
 	}
 }
 
-func cacheDir() (string, error) {
+// CacheDir is the folder that built parts are kept in, made if it is missing.
+func CacheDir() (string, error) {
 	dir := os.Getenv(CacheEnv)
 	if dir == "" {
 		user, err := os.UserCacheDir()

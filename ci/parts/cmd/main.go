@@ -1,4 +1,4 @@
-// Command cmd builds the parts that are named, or all of them, and prints the folders of their programs, one a line.
+// Command cmd builds the parts that are named, or all but those that only ci/cluster needs, and prints the folders of their programs, one a line.
 package main
 
 import (
@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"etcdsnapshot.dev/ci/parts"
@@ -27,7 +28,7 @@ func run(ctx context.Context, names []string) error {
 		if err != nil {
 			return err
 		}
-		names = all
+		names = slices.DeleteFunc(all, func(name string) bool { return name == "kubernetes-node" })
 	}
 	for _, name := range names {
 		dir, err := parts.Dir(ctx, name)

@@ -1,0 +1,272 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/release"
+	"helm.sh/helm/v3/pkg/strvals"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
+	"sigs.k8s.io/yaml"
+
+	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/ci/helmtest"
+	"etcdsnapshot.dev/ci/parts"
+)
+
+// Timeout bounds every wait: it is long, because a test machine may be busy, and nothing is asserted on time.
+const Timeout = 5 * time.Minute
+
+// Resources that tests wait for.
+var (
+	Policies    = schema.GroupVersionResource{Group: "etcdsnapshot.dev", Version: "v1", Resource: v1.PolicyResource}
+	Snapshots   = schema.GroupVersionResource{Group: "etcdsnapshot.dev", Version: "v1", Resource: v1.SnapshotResource}
+	Jobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
+	CronJobs    = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
+	Pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	Deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
+	CRDs        = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// Release is what is installed: by default with the default values, as etcd-snapshot in kube-system.
+type Release struct {
+	Name, Namespace string
+	// Values is YAML; Set is more of them as --set takes them.
+	Values string
+	Set    []string
+}
+
+func (r Release) withDefaults() Release {
+	if r.Name == "" {
+		r.Name = "etcd-snapshot"
+	}
+	if r.Namespace == "" {
+		r.Namespace = "kube-system"
+	}
+	return r
+}
+
+func (r Release) values(tb testing.TB) map[string]any {
+	tb.Helper()
+	values := map[string]any{}
+	require.NoError(tb, yaml.UnmarshalStrict([]byte(r.Values), &values))
+	if values == nil {
+		values = map[string]any{}
+	}
+	for _, s := range r.Set {
+		require.NoError(tb, strvals.ParseInto(s, values))
+	}
+	return values
+}
+
+// Helm gives Helm's actions in a namespace.
+func (c *Cluster) Helm(tb testing.TB, namespace string) *action.Configuration {
+	tb.Helper()
+	a, err := helmtest.Configuration(c.Kubeconfig, namespace, filepath.Join(tb.TempDir(), "cache"), nil)
+	require.NoError(tb, err)
+	return a
+}
+
+// Install installs a release, which is purged when the test ends.
+func (c *Cluster) Install(tb testing.TB, r Release) *release.Release {
+	tb.Helper()
+	r = r.withDefaults()
+	tb.Cleanup(func() {
+		if tb.Failed() {
+			tb.Log(c.Describe(r.Namespace))
+		}
+		c.Purge(tb, r)
+	})
+	a := action.NewInstall(c.Helm(tb, r.Namespace))
+	a.ReleaseName, a.Namespace, a.CreateNamespace, a.Timeout = r.Name, r.Namespace, true, Timeout
+	ch, err := Chart()
+	require.NoError(tb, err)
+	rel, err := a.RunWithContext(tb.Context(), ch, r.values(tb))
+	require.NoError(tb, err)
+	return rel
+}
+
+// Upgrade is helm upgrade: the values are the release's alone, what it had before is forgotten.
+func (c *Cluster) Upgrade(tb testing.TB, r Release) *release.Release {
+	tb.Helper()
+	r = r.withDefaults()
+	a := action.NewUpgrade(c.Helm(tb, r.Namespace))
+	a.Namespace, a.Timeout = r.Namespace, Timeout
+	ch, err := Chart()
+	require.NoError(tb, err)
+	rel, err := a.RunWithContext(tb.Context(), r.Name, ch, r.values(tb))
+	require.NoError(tb, err)
+	return rel
+}
+
+// Uninstall is helm uninstall: it waits for the release's objects to go.
+func (c *Cluster) Uninstall(tb testing.TB, r Release) {
+	tb.Helper()
+	r = r.withDefaults()
+	a := action.NewUninstall(c.Helm(tb, r.Namespace))
+	a.Wait, a.Timeout, a.IgnoreNotFound, a.DeletionPropagation = true, Timeout, true, "foreground"
+	_, err := a.Run(r.Name)
+	require.NoError(tb, err)
+}
+
+// Purge removes a release and all that it left: hooks' Jobs, the CRDs with the rows, and the snapshots on the nodes' disks.
+func (c *Cluster) Purge(tb testing.TB, r Release) {
+	tb.Helper()
+	r = r.withDefaults()
+	c.Uninstall(tb, r)
+	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
+	defer cancel()
+	foreground := metav1.DeletePropagationForeground
+	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + r.Name}
+	require.NoError(tb, c.Dynamic.Resource(Jobs).Namespace(r.Namespace).DeleteCollection(ctx, metav1.DeleteOptions{PropagationPolicy: &foreground}, selector))
+	for _, resource := range []string{v1.PolicyResource, v1.SnapshotResource} {
+		name := resource + ".etcdsnapshot.dev"
+		err := c.Dynamic.Resource(CRDs).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &foreground})
+		if !apierrors.IsNotFound(err) {
+			require.NoError(tb, err)
+		}
+		c.AwaitGone(tb, CRDs, "", name)
+	}
+	for _, node := range c.ControlPlane(tb) {
+		_, err := c.Exec(ctx, node, "rm", "-rf", "/var/lib/etcd-snapshots")
+		require.NoError(tb, err)
+	}
+}
+
+// ControlPlane gives the names of the control-plane nodes.
+func (c *Cluster) ControlPlane(tb testing.TB) (names []string) {
+	tb.Helper()
+	nodes, err := c.Client.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{LabelSelector: "node-role.kubernetes.io/control-plane"})
+	require.NoError(tb, err)
+	for _, n := range nodes.Items {
+		names = append(names, n.Name)
+	}
+	require.NotEmpty(tb, names)
+	return names
+}
+
+// OnNode is Exec for tests.
+func (c *Cluster) OnNode(tb testing.TB, node string, command ...string) string {
+	tb.Helper()
+	out, err := c.Exec(tb.Context(), node, command...)
+	require.NoError(tb, err)
+	return string(out)
+}
+
+// Kubectl runs the real kubectl, and gives what it printed to stdout.
+func (c *Cluster) Kubectl(tb testing.TB, args ...string) string {
+	tb.Helper()
+	out, err := c.kubectl(tb.Context(), args...)
+	require.NoError(tb, err)
+	return out
+}
+
+func (c *Cluster) kubectl(ctx context.Context, args ...string) (string, error) {
+	dir, err := parts.Dir(ctx, "kubernetes")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "kubectl"), append([]string{"--kubeconfig=" + c.Kubeconfig}, args...)...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+// Describe tells what is in a namespace, for who has to find out why a test failed.
+func (c *Cluster) Describe(namespace string) string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var b strings.Builder
+	for _, command := range []string{
+		"get nodes,pods,jobs,cronjobs,esp,esnap -A -o wide",
+		"get events --sort-by=.lastTimestamp -n " + namespace,
+		"logs --tail=40 --prefix -l app.kubernetes.io/name=etcd-snapshot -n " + namespace,
+	} {
+		out, err := c.kubectl(ctx, strings.Fields(command)...)
+		fmt.Fprintf(&b, "$ kubectl %s\n%s", command, out)
+		if err != nil {
+			fmt.Fprintln(&b, err)
+		}
+	}
+	return b.String()
+}
+
+// Await waits for an object to be there and done to say so, and gives it. It watches, and goes on watching when the API
+// server was away. T is the object's type, such as batchv1.Job.
+func Await[T any](tb testing.TB, c *Cluster, resource schema.GroupVersionResource, namespace, name string, done func(*T) bool) *T {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+	defer cancel()
+	var last *T
+	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, name), &unstructured.Unstructured{}, nil, func(e watch.Event) (bool, error) {
+		if e.Type == watch.Deleted {
+			last = nil
+			return false, nil
+		}
+		last = new(T)
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(e.Object.(*unstructured.Unstructured).Object, last); err != nil {
+			return false, err
+		}
+		return done(last), nil
+	})
+	if err != nil {
+		text, _ := yaml.Marshal(last)
+		tb.Fatalf("%s %s/%s is not as awaited: %v; it is:\n%s", resource.Resource, namespace, name, err, text)
+	}
+	return last
+}
+
+// AwaitGone waits for an object not to be there.
+func (c *Cluster) AwaitGone(tb testing.TB, resource schema.GroupVersionResource, namespace, name string) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+	defer cancel()
+	gone := false
+	absent := func(store cache.Store) (bool, error) {
+		gone = len(store.List()) == 0
+		return gone, nil
+	}
+	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, name), &unstructured.Unstructured{}, absent, func(e watch.Event) (bool, error) {
+		return e.Type == watch.Deleted, nil
+	})
+	if err != nil && !gone {
+		tb.Fatalf("%s %s/%s is still there: %v", resource.Resource, namespace, name, err)
+	}
+}
+
+func (c *Cluster) lister(resource schema.GroupVersionResource, namespace, name string) cache.ListerWatcher {
+	var ri dynamic.ResourceInterface = c.Dynamic.Resource(resource)
+	if namespace != "" {
+		ri = c.Dynamic.Resource(resource).Namespace(namespace)
+	}
+	only := fields.OneTermEqualSelector("metadata.name", name).String()
+	return &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			o.FieldSelector = only
+			return ri.List(ctx, o)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			o.FieldSelector = only
+			return ri.Watch(ctx, o)
+		},
+	}
+}
