@@ -86,7 +86,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 }
 
 // Finish ends writing and gives what was written for store.Store's Put. The Blob is good until Close. The file is not
-// synced to the disk: it need not outlive the run.
+// synced to the disk: it need not outlive the run, and a store that keeps it (Blob.File) syncs it itself.
 func (s *Spool) Finish() (store.Blob, error) {
 	if s.done {
 		return store.Blob{}, errClosed
@@ -96,7 +96,7 @@ func (s *Spool) Finish() (store.Blob, error) {
 		return store.Blob{}, s.writeError(err)
 	}
 	s.w = nil // its buffer is not needed while the blob is uploaded
-	b := store.Blob{ReaderAt: s.f, Size: s.size}
+	b := store.Blob{ReaderAt: s.f, Size: s.size, File: s.f}
 	if s.hash != nil {
 		s.hash.Sum(b.SHA256[:0])
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -75,6 +76,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	opened, unusable, done := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Log: e.log})
 	defer done()
 	node := nodeName(f.node)
+	debug.FreeOSMemory() // what reading the policy took is not to be added to what the stream takes
 	res, err := snapshot.Run(ctx, snapshot.Request{
 		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, Destinations: opened, Unusable: unusable,
 		SpoolDir: f.spoolDir, Verified: l.verified(ctx, e), Node: node, AgentVersion: Version().Version, KubernetesVersion: l.kubernetesVersion,

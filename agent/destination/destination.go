@@ -117,8 +117,8 @@ func (d *Destination) Claim(ctx context.Context, ours Owner) error {
 	if err != nil {
 		return err
 	}
-	err = d.CheckOwner(ctx, ours)
-	if err != nil {
+	theirs, err := d.checkOwner(ctx, ours)
+	if err != nil || theirs != (Owner{}) {
 		return err
 	}
 	err = d.Store.Put(ctx, ownerKey, memory(append(data, '\n')))

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"google.golang.org/grpc"
 )
 
 // The end of a snapshot is etcd's sha256 of all that comes before it. A database is a whole number of pages, so a
@@ -58,10 +59,8 @@ func (c *Cluster) stream(parent context.Context, l *link, w io.Writer) (Database
 	defer watch.Stop()
 
 	t := &tap{w: w, hash: sha256.New()}
-	var (
-		version string
-		missing uint64 // bytes of the database that etcd has not sent yet
-	)
+	var m message
+	defer m.free()
 	failed := func(err error) (Database, error) {
 		switch {
 		case parent.Err() != nil:
@@ -73,32 +72,33 @@ func (c *Cluster) stream(parent context.Context, l *link, w io.Writer) (Database
 		}
 		return Database{}, fmt.Errorf("%w after %d bytes: %w", ErrStreamCut, t.size, err)
 	}
-	stream, err := l.maintenance.Snapshot(ctx, &pb.SnapshotRequest{})
+	stream, err := l.maintenance.Snapshot(ctx, &pb.SnapshotRequest{}, grpc.ForceCodecV2(snapshotCodec))
 	if err != nil {
 		return failed(err)
 	}
 	for {
-		message, err := stream.Recv()
+		err := stream.RecvMsg(&m)
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			return failed(err)
 		}
-		missing, version = message.GetRemainingBytes(), message.GetVersion()
-		if len(message.GetBlob()) == 0 {
+		if m.size() == 0 {
 			continue // no progress: etcd sends these without end if it cannot read its own database
 		}
 		watch.Stop()
-		if _, err := t.Write(message.GetBlob()); err != nil {
-			return Database{}, fmt.Errorf("write after %d bytes: %w", t.size, err)
+		for _, b := range m.blob {
+			if _, err := t.Write(b); err != nil {
+				return Database{}, fmt.Errorf("write after %d bytes: %w", t.size, err)
+			}
 		}
 		watch.Reset(stall)
 	}
-	if missing > 0 || t.size == 0 {
-		return Database{}, fmt.Errorf("%w after %d bytes: etcd ended it with %d bytes to come", ErrStreamCut, t.size, missing)
+	if m.remaining > 0 || t.size == 0 {
+		return Database{}, fmt.Errorf("%w after %d bytes: etcd ended it with %d bytes to come", ErrStreamCut, t.size, m.remaining)
 	}
-	return t.finish(version)
+	return t.finish(m.version)
 }
 
 // tap passes a snapshot on and takes its hashes: that of all but the last 32 bytes, and of all.

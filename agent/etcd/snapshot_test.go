@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -209,4 +211,24 @@ func TestSnapshotStopsWithItsContext(t *testing.T) {
 
 	_, err = cluster.Snapshot(t.Context(), etcd.Member{Endpoint: "http://127.0.0.1:1"}, nil)
 	require.ErrorContains(t, err, "no such endpoint is configured")
+}
+
+// TestStreamTakesLittleMemory: on our side a stream allocates buffers, not the database. The usual way to read it takes
+// more than its size.
+func TestStreamTakesLittleMemory(t *testing.T) {
+	server := etcdtest.Start(t, etcdtest.Options{TLS: true})
+	server.MustFill(t, 24<<20)
+	cluster := connect(t, configFor(server))
+	m := members(t, cluster)[0]
+	_, err := cluster.Snapshot(t.Context(), m, io.Discard) // fills gRPC's pools
+	require.NoError(t, err)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	db, err := cluster.Snapshot(t.Context(), m, io.Discard)
+	require.NoError(t, err)
+	runtime.ReadMemStats(&after)
+	mib := float64(db.Size) / (1 << 20)
+	kib, n := float64(after.TotalAlloc-before.TotalAlloc)/1024/mib, float64(after.Mallocs-before.Mallocs)/mib
+	t.Logf("%.0f KiB and %.0f allocations for each MiB of %.0f", kib, n, mib)
+	require.Less(t, kib, 512.0)
 }

@@ -25,6 +25,8 @@ func publish(ctx context.Context, q Request, res *Result, spool *spooled) {
 			total += blob.Size
 		}
 	}
+	// One folder may keep the spool file itself. A second copy must be a copy: a damaged file would be damaged in both.
+	keeper := slices.IndexFunc(res.Destinations, func(o Outcome) bool { return o.Err == nil && byName[o.Name].Spec.HostPath != nil })
 	var done atomic.Int64
 	var wg sync.WaitGroup
 	for i := range res.Destinations {
@@ -35,10 +37,13 @@ func publish(ctx context.Context, q Request, res *Result, spool *spooled) {
 		d := byName[o.Name]
 		wg.Go(func() {
 			b := blob
-			counted := &countedReader{r: blob.ReaderAt, tell: func(n int) {
+			tell := func(n int) {
 				q.Progress(Progress{Phase: "store", Done: min(done.Add(int64(n)), total), Total: total})
-			}}
-			b.ReaderAt = counted
+			}
+			b.ReaderAt, b.Flushed = &countedReader{r: blob.ReaderAt, tell: tell}, tell
+			if i != keeper {
+				b.File = nil
+			}
 			begin := time.Now()
 			if o.Err = d.Publish(ctx, res.Manifest, b, q.Policy.Spec.Verification.AfterStore); o.Err != nil {
 				q.Log.Error("destination did not take the snapshot", "destination", o.Name, "error", o.Err)

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"time"
 )
 
@@ -91,6 +92,12 @@ type Blob struct {
 	Size int64
 	// SHA256 of the content.
 	SHA256 [32]byte
+	// File, if not nil, is a finished file that holds exactly this content, has no name that stays, and is written to by
+	// nobody. A store on its file system may keep the file itself instead of a copy; it is given to one store at most.
+	File *os.File
+	// Flushed, if not nil, is told of progress by a store that keeps File and has no need to read: so many bytes more are
+	// on their way to the disk.
+	Flushed func(bytes int)
 	// ContentType of the object, for stores that keep one; empty means application/octet-stream.
 	ContentType string
 }

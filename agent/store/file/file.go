@@ -119,15 +119,14 @@ func (s *Store) Put(ctx context.Context, key string, b store.Blob) error {
 	if err := dir.taken(name); err != nil {
 		return err
 	}
-	tmp, err := createTemp(dir, name)
-	if err != nil {
-		return err
+	tmp := adoptTemp(dir, name, b)
+	if tmp == nil {
+		if tmp, err = createTemp(dir, name); err != nil {
+			return err
+		}
 	}
 	defer tmp.discard()
-	if err := reserve(tmp.f, b.Size); err != nil {
-		return full(dir, b.Size, explain("reserve space in", tmp.path(), err))
-	}
-	if err := copyTo(ctx, tmp, b); err != nil {
+	if err := tmp.fill(ctx, b); err != nil {
 		return full(dir, b.Size, err)
 	}
 	if err := syncData(tmp.f); err != nil {
@@ -139,16 +138,26 @@ func (s *Store) Put(ctx context.Context, key string, b store.Blob) error {
 	return tmp.publish(name)
 }
 
-// copyTo writes b's content into tmp and checks its sum. It keeps the amount of data that waits for the disk small:
-// a sync of gigabytes at the end would show no progress, could not be cancelled, and would starve an etcd that
-// shares the disk.
-func copyTo(ctx context.Context, tmp *temp, b store.Blob) error {
+// fill writes b's content into tmp, where it is not there already, and checks its sum. It keeps the amount of data that
+// waits for the disk small: a sync of gigabytes at the end would show no progress, could not be cancelled, and would
+// starve an etcd that shares the disk.
+func (t *temp) fill(ctx context.Context, b store.Blob) error {
+	if t.adopted {
+		return t.flush(ctx, b)
+	}
+	if err := reserve(t.f, b.Size); err != nil {
+		return explain("reserve space in", t.path(), err)
+	}
+	return t.copy(ctx, b)
+}
+
+func (t *temp) copy(ctx context.Context, b store.Blob) error {
 	h := sha256.New()
 	buf := make([]byte, min(chunk, max(b.Size, 1)))
-	wb := writeback{f: tmp.f}
+	wb := writeback{f: t.f}
 	for off := int64(0); off < b.Size; {
 		if err := store.CtxErr(ctx); err != nil {
-			return fmt.Errorf("write %s: %w", tmp.path(), err)
+			return fmt.Errorf("write %s: %w", t.path(), err)
 		}
 		part := buf[:min(int64(len(buf)), b.Size-off)]
 		if n, err := b.ReadAt(part, off); n < len(part) {
@@ -158,16 +167,35 @@ func copyTo(ctx context.Context, tmp *temp, b store.Blob) error {
 			return fmt.Errorf("read content at offset %d: %w", off, err)
 		}
 		h.Write(part)
-		if _, err := tmp.f.WriteAt(part, off); err != nil {
-			return explain("write", tmp.path(), err)
+		if _, err := t.f.WriteAt(part, off); err != nil {
+			return explain("write", t.path(), err)
 		}
 		off += int64(len(part))
 		if err := wb.wrote(off); err != nil {
-			return explain("write", tmp.path(), err)
+			return explain("write", t.path(), err)
 		}
 	}
 	if sum := [32]byte(h.Sum(nil)); sum != b.SHA256 {
 		return fmt.Errorf("%w: content has sha256 %x, expected %x", store.ErrMismatch, sum, b.SHA256)
+	}
+	return nil
+}
+
+// flush sends what was adopted to the disk. Its sum was taken when it was written.
+func (t *temp) flush(ctx context.Context, b store.Blob) error {
+	wb := writeback{f: t.f}
+	for off := int64(0); off < b.Size; {
+		if err := store.CtxErr(ctx); err != nil {
+			return fmt.Errorf("write %s: %w", t.path(), err)
+		}
+		n := min(chunk, b.Size-off)
+		off += n
+		if err := wb.wrote(off); err != nil {
+			return explain("write", t.path(), err)
+		}
+		if b.Flushed != nil {
+			b.Flushed(int(n))
+		}
 	}
 	return nil
 }

@@ -12,6 +12,8 @@ func renameNoReplace(at int, from, to string) error {
 	return unix.RenameatxNp(at, from, at, to, unix.RENAME_EXCL)
 }
 
+func linkFile(*os.File, int, string) error { return unix.ENOTSUP }
+
 func reserve(*os.File, int64) error { return nil }
 
 func syncData(f *os.File) error { return f.Sync() }

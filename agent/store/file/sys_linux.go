@@ -1,6 +1,7 @@
 package file
 
 import (
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -9,6 +10,13 @@ import (
 // renameNoReplace renames within the folder at, or says EEXIST.
 func renameNoReplace(at int, from, to string) error {
 	return unix.Renameat2(at, from, at, to, unix.RENAME_NOREPLACE)
+}
+
+// linkFile gives the open file f the name in the folder at. It fails across file systems, and across mounts of one.
+func linkFile(f *os.File, at int, name string) error {
+	return retryEINTR(func() error {
+		return unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.Fd()), at, name, unix.AT_SYMLINK_FOLLOW)
+	})
 }
 
 // reserve asks for size bytes, so that a disk that is too small says so at once and not after minutes.

@@ -43,6 +43,8 @@ type temp struct {
 	f         *os.File
 	name      string
 	published bool
+	// adopted says that it is another's finished file (see adoptTemp).
+	adopted bool
 }
 
 func createTemp(dir *folder, object string) (*temp, error) {
@@ -77,6 +79,34 @@ func createTemp(dir *folder, object string) (*temp, error) {
 		}
 		return t, nil
 	}
+}
+
+// adoptTemp gives the finished file of b one more name, if it lies on dir's file system and is as private as one of ours;
+// nil if not. Its lock is what keeps a sweep away, if it has one, as a spool file does.
+func adoptTemp(dir *folder, object string, b store.Blob) *temp {
+	if b.File == nil {
+		return nil
+	}
+	var st, linked unix.Stat_t
+	err := unix.Fstat(int(b.File.Fd()), &st)
+	if err != nil || st.Mode != unix.S_IFREG|0o600 || int(st.Uid) != os.Geteuid() || st.Nlink != 1 || st.Size != b.Size {
+		return nil
+	}
+	fd, err := unix.FcntlInt(b.File.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	t := &temp{dir: dir, f: os.NewFile(uintptr(fd), b.File.Name()), name: tempName(object), adopted: true}
+	if err := linkFile(t.f, int(dir.f.Fd()), t.name); err != nil {
+		t.f.Close()
+		return nil
+	}
+	err = unix.Fstatat(int(dir.f.Fd()), t.name, &linked, unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil || linked.Ino != st.Ino || linked.Dev != st.Dev {
+		t.discard()
+		return nil
+	}
+	return t
 }
 
 func (t *temp) path() string { return t.dir.join(t.name) }
