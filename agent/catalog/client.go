@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"strings"
 	"time"
@@ -96,6 +97,7 @@ func newClient(config *rest.Config, namespace string) (*Client, error) {
 	}
 	// The API server's priority and fairness says how fast we may be (429 with Retry-After).
 	config.QPS = -1
+	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return dating{rt} })
 	client, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
 		return nil, &ConfigError{What: "use the API server " + config.Host, Err: err}

@@ -10,6 +10,7 @@ import (
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/units"
 )
 
 // view is what a report shows of the stores, in the order in which rows want it.
@@ -216,13 +217,4 @@ func shorten(text string, limit int) string {
 }
 
 // formatBytes gives a size as people read it, in binary units: 12.3 MiB.
-func formatBytes(n int64) string {
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, units := float64(n)/1024, []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	for v >= 1023.95 && len(units) > 1 {
-		v, units = v/1024, units[1:]
-	}
-	return fmt.Sprintf("%.1f %s", v, units[0])
-}
+func formatBytes(n int64) string { return units.Bytes(n) }

@@ -10,6 +10,7 @@ import (
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/doctor"
 	"etcdsnapshot.dev/agent/etcd"
 	"etcdsnapshot.dev/agent/restore"
 	"etcdsnapshot.dev/agent/snapshot"
@@ -98,6 +99,6 @@ func isConfig(err error) bool {
 	)
 	return errors.As(err, &usage) || errors.As(err, &invalid) || errors.As(err, &foreign) ||
 		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig) ||
-		errors.Is(err, restore.ErrRefused) ||
+		errors.Is(err, restore.ErrRefused) || errors.Is(err, doctor.ErrConfig) ||
 		errors.Is(err, archive.ErrNoIdentity) || errors.Is(err, archive.ErrWrongIdentity)
 }

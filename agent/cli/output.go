@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"etcdsnapshot.dev/agent/units"
 )
 
 func outputFlag(cmd *cobra.Command, value *string, more ...string) {
@@ -57,16 +59,7 @@ func (t *table) flush() error        { return t.w.Flush() }
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // humanBytes gives a size as people read it, in binary units: 12.3 MiB.
-func humanBytes(n int64) string {
-	if n < 1024 {
-		return fmt.Sprintf("%d B", n)
-	}
-	v, units := float64(n)/1024, []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	for v >= 1023.95 && len(units) > 1 {
-		v, units = v/1024, units[1:]
-	}
-	return fmt.Sprintf("%.1f %s", v, units[0])
-}
+func humanBytes(n int64) string { return units.Bytes(n) }
 
 // humanAge gives a time span as kubectl does: the two largest units at most.
 func humanAge(d time.Duration) string {

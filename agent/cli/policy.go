@@ -22,6 +22,8 @@ import (
 type policyFlags struct {
 	name, namespace, file, manifest, kubeconfig string
 	destinations                                []string
+	// readOnly leaves a policy that is missing in the API server missing.
+	readOnly bool
 }
 
 func (f *policyFlags) register(cmd *cobra.Command) {
@@ -45,15 +47,24 @@ type loaded struct {
 
 // load reads the policy and finds out which cluster this is.
 func (f *policyFlags) load(ctx context.Context, e *env) (*loaded, error) {
+	l, err := f.read(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// read is load that gives what it has found with its error, too.
+func (f *policyFlags) read(ctx context.Context, e *env) (*loaded, error) {
+	l := &loaded{}
 	switch {
 	case f.name == "" && f.file == "":
-		return nil, usageErrorf("--policy or --policy-file is needed: which policy to follow")
+		return l, usageErrorf("--policy or --policy-file is needed: which policy to follow")
 	case f.name != "" && f.file != "":
-		return nil, usageErrorf("--policy and --policy-file exclude each other")
+		return l, usageErrorf("--policy and --policy-file exclude each other")
 	case f.manifest != "" && f.name == "":
-		return nil, usageErrorf("--policy-manifest goes with --policy")
+		return l, usageErrorf("--policy-manifest goes with --policy")
 	}
-	l := &loaded{}
 	var err error
 	if f.file != "" {
 		err = l.fromFile(ctx, e, f)
@@ -61,11 +72,11 @@ func (f *policyFlags) load(ctx context.Context, e *env) (*loaded, error) {
 		err = l.fromServer(ctx, e, f)
 	}
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	for _, name := range f.destinations {
 		if !slices.ContainsFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return d.Name == name }) {
-			return nil, usageErrorf("--destination: the policy has no destination %q: it has %s", name, strings.Join(destinationNames(l.policy), ", "))
+			return l, usageErrorf("--destination: the policy has no destination %q: it has %s", name, strings.Join(destinationNames(l.policy), ", "))
 		}
 	}
 	if len(f.destinations) > 0 {
@@ -95,17 +106,21 @@ func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err erro
 	return nil
 }
 
+// inNamespace is where the policy is looked for.
+func (f *policyFlags) inNamespace(c *catalog.Client) string {
+	for _, namespace := range []string{f.namespace, os.Getenv("POD_NAMESPACE")} {
+		if namespace != "" {
+			return namespace
+		}
+	}
+	return c.Namespace()
+}
+
 func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err error) {
 	if l.client, err = catalog.Connect(f.kubeconfig); err != nil {
 		return err
 	}
-	namespace := f.namespace
-	if namespace == "" {
-		namespace = os.Getenv("POD_NAMESPACE")
-	}
-	if namespace == "" {
-		namespace = l.client.Namespace()
-	}
+	namespace := f.inNamespace(l.client)
 	l.policy, err = l.client.Policy(ctx, namespace, f.name)
 	if f.manifest != "" && (errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNotInstalled)) {
 		l.policy, err = l.fromManifest(ctx, e, f, namespace)
@@ -134,6 +149,9 @@ func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, names
 	}
 	if p.Name != f.name || p.Namespace != namespace {
 		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
+	}
+	if f.readOnly {
+		return p, nil
 	}
 	switch err := l.client.CreatePolicy(ctx, p); {
 	case err == nil:

@@ -19,6 +19,8 @@ type env struct {
 	log            *slog.Logger
 	status         *statusLine
 	root           rootFlags
+	// diagnosis is what the doctor says of a failed run, for its last word.
+	diagnosis []string
 }
 
 type rootFlags struct {
@@ -41,7 +43,11 @@ func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	code := exitCode(ctx, err)
 	if err != nil {
 		fmt.Fprintf(stderr, "etcd-snapshot-agent: %v\n", err)
-		e.terminationMessage(fmt.Sprintf("exit code %d (%s): %v", code, exitMeaning(code), err))
+		word := fmt.Sprintf("exit code %d (%s): %v", code, exitMeaning(code), err)
+		for _, d := range e.diagnosis {
+			word += "\ndiagnosis: " + d
+		}
+		e.terminationMessage(word)
 	}
 	return code
 }
@@ -75,7 +81,7 @@ destination; 4 a stored snapshot is corrupt; 130 interrupted.`,
 	f.StringVar(&e.root.logFormat, "log-format", "auto", "how to log to stderr: json, text, or auto (text on a terminal)")
 	f.StringVar(&e.root.logLevel, "log-level", "info", "what to log: debug, info, warn or error")
 	f.StringVar(&e.root.terminationLog, "termination-log", "/dev/termination-log", "file that gets the last word of the run, if it exists")
-	root.AddCommand(newSnapshot(e), newList(e), newPrune(e), newVerify(e), newRestore(e), newDrill(e), newVersion(e))
+	root.AddCommand(newSnapshot(e), newList(e), newPrune(e), newVerify(e), newRestore(e), newDoctor(e), newDrill(e), newVersion(e))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, c := range append(root.Commands(), root) {
 		args := c.Args

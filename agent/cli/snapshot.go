@@ -69,6 +69,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 		DialTimeout: f.dial, StallTimeout: f.stall, Logger: e.log,
 	})
 	if err != nil {
+		f.diagnose(ctx, e, l, err)
 		return err
 	}
 	defer cluster.Close()
@@ -86,6 +87,9 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	report := runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err})
 	report.Budget = f.catalog
 	l.record(ctx, e, report)
+	if err != nil {
+		f.diagnose(ctx, e, l, err)
+	}
 	if res != nil {
 		if perr := f.print(e, res); perr != nil && err == nil {
 			err = perr

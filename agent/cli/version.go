@@ -10,6 +10,7 @@ import (
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/etcd"
 )
 
 // Set by the linker: -X etcdsnapshot.dev/agent/cli.version=1.2.3.
@@ -71,7 +72,7 @@ func Version() VersionInfo {
 		Version: version, Commit: commit, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH,
 		APIVersion: v1.GroupVersion.String(), Manifest: v1.ManifestSchemaVersion,
 		Compression: []string{v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone},
-		Encryption:  []string{"age"}, Backends: destination.Backends(), Etcd: "3.4, 3.5, 3.6, 3.7",
+		Encryption:  []string{"age"}, Backends: destination.Backends(), Etcd: list(etcd.SupportedVersions),
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {

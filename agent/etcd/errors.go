@@ -26,6 +26,11 @@ var (
 	// ErrDuplicate: another endpoint leads to the same member.
 	ErrDuplicate = errors.New("it is the same member")
 
+	// ErrNotEtcd: something else answers there. Kine, which k3s and MicroK8s' dqlite use to keep Kubernetes' state in another
+	// database, answers a Status that names no member
+	// (https://github.com/k3s-io/kine/blob/master/pkg/server/maintenance.go).
+	ErrNotEtcd = errors.New("the answer names no member: this is not etcd, but perhaps kine in front of another database")
+
 	// ErrStreamCut: the stream ended before all of the database was received.
 	ErrStreamCut = errors.New("the snapshot stream was cut short")
 	// ErrTrailerMissing: the stream ended well, without etcd's checksum.

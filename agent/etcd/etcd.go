@@ -15,6 +15,9 @@ import (
 	"time"
 )
 
+// SupportedVersions are the lines of etcd that this package is tested with, oldest first.
+var SupportedVersions = []string{"3.4", "3.5", "3.6", "3.7"}
+
 // Config says how to reach a cluster. Fields are those of spec.etcd in a policy.
 type Config struct {
 	// Endpoints are client URLs: https://, http://, unix:// or unixs://, the last two with the path of a socket.

@@ -139,7 +139,7 @@ func TestAlarms(t *testing.T) {
 
 func TestBetter(t *testing.T) {
 	fresh, stale := Member{RaftAppliedIndex: 9}, Member{RaftAppliedIndex: 8}
-	leader, cutOff := Member{RaftAppliedIndex: 10, Leader: true}, Member{RaftAppliedIndex: 10, leaderless: true}
+	leader, cutOff := Member{RaftAppliedIndex: 10, Leader: true}, Member{RaftAppliedIndex: 10, Leaderless: true}
 	sorted := []Member{fresh, stale, leader, cutOff}
 	for i := range sorted {
 		for j := range sorted {

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -36,12 +37,14 @@ const (
 // link is the connection to one endpoint. gRPC hides why it could not connect, so the link takes note itself.
 type link struct {
 	address
+	conf        *tls.Config // nil without TLS
 	conn        *grpc.ClientConn
 	maintenance pb.MaintenanceClient
 
 	mu    sync.Mutex
 	stage stage
 	err   error // why the last attempt to connect failed; nil once one succeeds
+	leaf  *x509.Certificate
 }
 
 // stage is how far the last attempt to connect got.
@@ -62,7 +65,7 @@ func (s stage) String() string {
 }
 
 func newLink(a address, conf *tls.Config, dialTimeout time.Duration) (*link, error) {
-	l := &link{address: a}
+	l := &link{address: a, conf: conf}
 	creds := insecure.NewCredentials()
 	if conf != nil {
 		creds = &recorder{link: l, conf: conf}
@@ -114,6 +117,21 @@ func (l *link) reached(s stage) {
 	}
 }
 
+// showed keeps the certificate of the peer.
+func (l *link) showed(chain []*x509.Certificate) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(chain) > 0 {
+		l.leaf = chain[0]
+	}
+}
+
+func (l *link) certificate() *x509.Certificate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.leaf
+}
+
 func (l *link) failed(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,6 +178,7 @@ func (r *recorder) ClientHandshake(ctx context.Context, _ string, raw net.Conn) 
 		r.link.failed(err)
 		return nil, nil, err
 	}
+	r.link.showed(conn.ConnectionState().PeerCertificates)
 	r.link.reached(connected)
 	return conn, credentials.TLSInfo{State: conn.ConnectionState(), CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}}, nil
 }

@@ -3,6 +3,7 @@ package etcd
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -34,11 +35,24 @@ type Member struct {
 	RaftAppliedIndex uint64
 	Leader           bool
 	// DBSize and DBSizeInUse are bytes: of the file, which is what a snapshot is as large as, and of its pages in use.
-	DBSize, DBSizeInUse int64
+	// DBSizeQuota is what the file may grow to; etcd tells it from 3.6 on, 0 before.
+	DBSize, DBSizeInUse, DBSizeQuota int64
+	// Alarms are raised in the whole cluster.
+	Alarms []Alarm
+	// Certificate is what the member showed us; nil without TLS.
+	Certificate *x509.Certificate
 	// Warnings say what is wrong with it, though a snapshot can be taken.
 	Warnings []string
+	// Leaderless says that it knows no leader.
+	Leaderless bool
+}
 
-	leaderless bool
+// Alarm is one that etcd has raised.
+type Alarm struct {
+	// Kind is NOSPACE or CORRUPT.
+	Kind string
+	// MemberID of the member it is about; 0 is all.
+	MemberID uint64
 }
 
 // String is for logs.
@@ -121,7 +135,7 @@ func (c *Cluster) ask(ctx context.Context, l *link) answer {
 	if err != nil {
 		err = c.hint(l.cause(err, c.config.DialTimeout))
 	} else if s.GetHeader().GetMemberId() == 0 {
-		err = errors.New("the answer names no member: is this etcd?")
+		err = ErrNotEtcd
 	}
 	return answer{link: l, status: s, err: err}
 }
@@ -157,7 +171,7 @@ func unfit(a answer, m Member, freshest uint64, seen map[uint64]string) error {
 	if a.status.GetIsLearner() {
 		return ErrLearner
 	}
-	if slices.Contains(alarms(a.status)["CORRUPT"], m.MemberID) {
+	if slices.Contains(m.Alarms, Alarm{AlarmCorrupt, m.MemberID}) {
 		return fmt.Errorf("%w: its data differs from the other members'", ErrCorrupt)
 	}
 	if lag := freshest - m.RaftAppliedIndex; lag > MaxLag {
@@ -176,20 +190,21 @@ func memberOf(a answer) Member {
 		ClusterID: s.GetHeader().GetClusterId(), MemberID: s.GetHeader().GetMemberId(),
 		Version: s.GetVersion(), StorageVersion: s.GetStorageVersion(),
 		Revision: s.GetHeader().GetRevision(), RaftTerm: s.GetRaftTerm(), RaftAppliedIndex: s.GetRaftAppliedIndex(),
-		DBSize: s.GetDbSize(), DBSizeInUse: s.GetDbSizeInUse(),
-		leaderless: s.GetLeader() == 0,
+		DBSize: s.GetDbSize(), DBSizeInUse: s.GetDbSizeInUse(), DBSizeQuota: s.GetDbSizeQuota(),
+		Alarms: alarms(s), Certificate: a.link.certificate(),
+		Leaderless: s.GetLeader() == 0,
 	}
 	m.Leader = s.GetLeader() == m.MemberID
-	if m.leaderless {
+	if m.Leaderless {
 		m.Warnings = append(m.Warnings, "the member knows no leader (quorum lost, or it is cut off); its snapshot may lack the latest changes")
 	}
-	raised := alarms(s)
-	if len(raised["NOSPACE"]) > 0 {
+	raised := byKind(m.Alarms)
+	if len(raised[AlarmNoSpace]) > 0 {
 		m.Warnings = append(m.Warnings, "etcd has raised the alarm NOSPACE: its database is full and takes no more writes")
 	}
-	if slices.Contains(raised["CORRUPT"], 0) {
+	if slices.Contains(raised[AlarmCorrupt], 0) {
 		m.Warnings = append(m.Warnings, "etcd has raised the alarm CORRUPT for the whole cluster: its members differ and none can be told to be right")
-	} else if len(raised["CORRUPT"]) > 0 {
+	} else if len(raised[AlarmCorrupt]) > 0 {
 		m.Warnings = append(m.Warnings, "etcd has raised the alarm CORRUPT for another member")
 	}
 	return m
@@ -199,22 +214,36 @@ func memberOf(a answer) Member {
 // left out and means all. The alarm service itself is no use here: it asks the leader.
 var alarmText = regexp.MustCompile(`^(?:memberID:(\d+)\s+)?alarm:([A-Z]+)\s*$`)
 
-// alarms gives the members that each alarm is about.
-func alarms(s *pb.StatusResponse) map[string][]uint64 {
-	raised := map[string][]uint64{}
+// Kinds of alarms.
+const (
+	AlarmNoSpace = "NOSPACE"
+	AlarmCorrupt = "CORRUPT"
+)
+
+// alarms gives the alarms that a status tells.
+func alarms(s *pb.StatusResponse) (raised []Alarm) {
 	for _, text := range s.GetErrors() {
 		if match := alarmText.FindStringSubmatch(text); match != nil {
 			id, _ := strconv.ParseUint(match[1], 10, 64) // "" is 0
-			raised[match[2]] = append(raised[match[2]], id)
+			raised = append(raised, Alarm{Kind: match[2], MemberID: id})
 		}
 	}
 	return raised
 }
 
+// byKind gives the members that each kind of alarm is about.
+func byKind(raised []Alarm) map[string][]uint64 {
+	members := map[string][]uint64{}
+	for _, a := range raised {
+		members[a.Kind] = append(members[a.Kind], a.MemberID)
+	}
+	return members
+}
+
 // better sorts the member to ask first to the front.
 func better(a, b Member) int {
 	return cmp.Or(
-		compareBool(a.leaderless, b.leaderless),
+		compareBool(a.Leaderless, b.Leaderless),
 		compareBool(a.Leader, b.Leader),
 		cmp.Compare(b.RaftAppliedIndex, a.RaftAppliedIndex),
 	)

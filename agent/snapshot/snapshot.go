@@ -247,6 +247,12 @@ type localError struct{ err error }
 func (e *localError) Error() string { return e.err.Error() }
 func (e *localError) Unwrap() error { return e.err }
 
+// IsLocal says that a run failed on this side of the stream: while encoding, or while writing the spool.
+func IsLocal(err error) bool {
+	var local *localError
+	return errors.As(err, &local)
+}
+
 // localWriter marks the errors of w as ours, and counts.
 type localWriter struct {
 	w    io.Writer

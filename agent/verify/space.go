@@ -9,6 +9,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"etcdsnapshot.dev/agent/units"
 )
 
 // SpaceError says that a folder has too little room.
@@ -38,7 +40,7 @@ func (e *SpaceError) Unwrap() error { return syscall.ENOSPC }
 // CheckSpace gives a *SpaceError unless the file system of dir, or of the nearest folder above that is there, has need
 // bytes free for us.
 func CheckSpace(dir string, need int64, hint string) error {
-	free, err := freeSpace(dir)
+	free, err := FreeSpace(dir)
 	if err != nil {
 		return err
 	}
@@ -48,7 +50,8 @@ func CheckSpace(dir string, need int64, hint string) error {
 	return nil
 }
 
-func freeSpace(dir string) (int64, error) {
+// FreeSpace gives the bytes that are free for us in the file system of dir, or of the nearest folder above that is there.
+func FreeSpace(dir string) (int64, error) {
 	at, err := filepath.Abs(dir)
 	if err != nil {
 		return 0, fmt.Errorf("tell the free space of %s: %w", dir, err)
@@ -73,17 +76,11 @@ func spaceError(err error, dir string, need int64, hint string) error {
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
 	}
-	free, ferr := freeSpace(dir)
+	free, ferr := FreeSpace(dir)
 	if ferr != nil {
 		return errors.Join(err, ferr)
 	}
 	return &SpaceError{Dir: dir, Free: free, Need: need, Hint: hint}
 }
 
-func humanBytes(n int64) string {
-	v, units := float64(n)/1024, []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
-	for v >= 1023.95 && len(units) > 1 {
-		v, units = v/1024, units[1:]
-	}
-	return fmt.Sprintf("%.1f %s", v, units[0])
-}
+func humanBytes(n int64) string { return units.Bytes(n) }

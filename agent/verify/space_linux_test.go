@@ -94,7 +94,7 @@ func TestRoomForDrill(t *testing.T) {
 	facts.Status, err = Inspect(t.Context(), db)
 	require.NoError(t, err)
 	// All but what is asked for is taken.
-	free, err := freeSpace(root)
+	free, err := FreeSpace(root)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(root, "ballast"), make([]byte, free-(DrillSpace(facts.Size)-facts.Size)), 0o600))
 	_, err = runDrill(t.Context(), sc, db, facts, false, drillCommand, quiet)

@@ -166,14 +166,6 @@ func (b *Bucket) Close() error {
 	return nil
 }
 
-// CheckAccess asks for one blob below prefix: the cheapest request that tells a wrong account, container, clock,
-// certificate or identity apart. It takes the right to list.
-func (b *Bucket) CheckAccess(ctx context.Context, prefix string) error {
-	one := int32(1)
-	_, err := b.page(ctx, prefix, nil, &one)
-	return err
-}
-
 // where is the object as messages name it.
 func (b *Bucket) where(key string) string {
 	if key == "" {

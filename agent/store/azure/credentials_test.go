@@ -130,7 +130,7 @@ func noAzure(t *testing.T) {
 // requireWorks stores, lists, reads and deletes.
 func requireWorks(t *testing.T, b *Bucket) {
 	t.Helper()
-	require.NoError(t, b.CheckAccess(t.Context(), "a/"))
+	require.NoError(t, storetest.CheckList(t.Context(), b, "a/"))
 	blob := storetest.Blob(1, 600<<10)
 	require.NoError(t, b.Put(t.Context(), "a/b", blob))
 	requireWhole(t, b, "a/b", blob)
@@ -318,7 +318,7 @@ func TestTLS(t *testing.T) {
 	plain := emulator.StartAzurite(t, emulator.AzuriteConfig{})
 	mixed := newContainer(t, plain)
 	mixed.ServiceURL = strings.Replace(mixed.ServiceURL, "http://", "https://", 1)
-	require.ErrorContains(t, open(t, mixed, quick()).CheckAccess(t.Context(), ""), "write serviceURL with http://")
+	require.ErrorContains(t, storetest.CheckList(t.Context(), open(t, mixed, quick()), ""), "write serviceURL with http://")
 }
 
 func TestSAS(t *testing.T) {

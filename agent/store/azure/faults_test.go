@@ -132,7 +132,7 @@ func calls(t *testing.T, b *Bucket) map[string]error {
 		"put in parts": b.Put(t.Context(), "a/c", storetest.Blob(1, 600<<10)),
 		"delete":       b.Delete(t.Context(), "a/b"),
 		"check":        b.Check(t.Context(), "a/b", storetest.Text("x")),
-		"access":       b.CheckAccess(t.Context(), ""),
+		"access":       storetest.CheckList(t.Context(), b, ""),
 	}
 	_, errs["get"] = b.Get(t.Context(), "a/b", 0)
 	for _, err := range b.List(t.Context(), "") {

@@ -82,7 +82,7 @@ func TestErrors(t *testing.T) {
 		}
 		return err
 	}
-	list := func(b *Bucket) error { return b.CheckAccess(ctx, "a/") }
+	list := func(b *Bucket) error { return storetest.CheckList(ctx, b, "a/") }
 	del := func(b *Bucket) error { return b.Delete(ctx, "a/b") }
 	check := func(b *Bucket) error { return b.Check(ctx, "a/b", storetest.Text("content")) }
 	forbidden := func(permission string) emulator.Rule {
@@ -141,7 +141,7 @@ func TestErrors(t *testing.T) {
 func TestBucketMissing(t *testing.T) {
 	srv := emulator.StartGCS(t)
 	b := open(t, &v1.GCSDestination{Bucket: "no-such-bucket", Endpoint: srv.Endpoint, Auth: v1.GCSAuth{Method: v1.GCSAuthAnonymous}}, quick())
-	err := b.CheckAccess(t.Context(), "")
+	err := storetest.CheckList(t.Context(), b, "")
 	require.ErrorIs(t, err, store.ErrNotExist)
 	require.ErrorContains(t, err, "list gs://no-such-bucket: does not exist: 404")
 	require.ErrorContains(t, err, "make the bucket")
@@ -469,7 +469,7 @@ func TestUnreachable(t *testing.T) {
 		"plain HTTP to TLS": {strings.Replace(tls.URL, "https://", "http://", 1), []string{"400", "HTTP request to an HTTPS server", "check endpoint"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := open(t, at(c.endpoint), o).CheckAccess(t.Context(), "")
+			err := storetest.CheckList(t.Context(), open(t, at(c.endpoint), o), "")
 			require.Error(t, err)
 			t.Log(err)
 			require.NotErrorIs(t, err, context.DeadlineExceeded)
@@ -490,7 +490,7 @@ func TestUnreachable(t *testing.T) {
 	t.Run("no verification", func(t *testing.T) {
 		spec := newSpec(t, srv, tls.URL, emulator.GCSBucketOptions{})
 		spec.InsecureSkipTLSVerify = true
-		require.NoError(t, open(t, spec, o).CheckAccess(t.Context(), ""))
+		require.NoError(t, storetest.CheckList(t.Context(), open(t, spec, o), ""))
 	})
 	for name, pem := range map[string]string{"missing": "", "empty": "no certificate"} {
 		t.Run("CA bundle "+name, func(t *testing.T) {

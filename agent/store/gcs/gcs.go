@@ -191,13 +191,6 @@ func (b *Bucket) Close() error {
 	return nil
 }
 
-// CheckAccess asks for one object below prefix: the cheapest request that tells a wrong bucket, endpoint, certificate
-// or identity apart. It takes the right to list.
-func (b *Bucket) CheckAccess(ctx context.Context, prefix string) error {
-	_, err := b.page(ctx, prefix, "", 1)
-	return err
-}
-
 // where is the object as messages name it.
 func (b *Bucket) where(key string) string {
 	if key == "" {

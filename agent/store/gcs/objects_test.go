@@ -124,5 +124,5 @@ func TestEndpoint(t *testing.T) {
 	require.Equal(t, proxy.Count(emulator.Rule{}), proxy.Count(emulator.Rule{Path: "/gw/"}))
 	// Only what the policy says counts.
 	t.Setenv("STORAGE_EMULATOR_HOST", "nope.invalid")
-	require.NoError(t, open(t, newSpec(t, srv, srv.Endpoint, emulator.GCSBucketOptions{}), quick()).CheckAccess(t.Context(), ""))
+	require.NoError(t, storetest.CheckList(t.Context(), open(t, newSpec(t, srv, srv.Endpoint, emulator.GCSBucketOptions{}), quick()), ""))
 }

@@ -204,7 +204,7 @@ func TestIdentity(t *testing.T) {
 			blob := storetest.Text("content")
 			require.NoError(t, b.Put(t.Context(), "key", blob))
 			require.NoError(t, b.Check(t.Context(), "key", blob))
-			require.NoError(t, b.CheckAccess(t.Context(), ""))
+			require.NoError(t, storetest.CheckList(t.Context(), b, ""))
 			for _, r := range p.Requests(emulator.Rule{}) {
 				switch {
 				case tt.anonymous:
@@ -324,9 +324,9 @@ func TestIdentityReadAgain(t *testing.T) {
 	srv := emulator.StartS3(t)
 	spec := newSpec(t, srv, srv.Endpoint, emulator.S3BucketOptions{})
 	spec.Auth = staticAuth(t, srv.AccessKey, "old")
-	require.ErrorIs(t, open(t, spec, s3.Options{}).CheckAccess(t.Context(), ""), store.ErrAccessDenied)
+	require.ErrorIs(t, storetest.CheckList(t.Context(), open(t, spec, s3.Options{}), ""), store.ErrAccessDenied)
 	require.NoError(t, os.WriteFile(filepath.Join(spec.Auth.CredentialsDir, "secret-access-key"), []byte(srv.SecretKey), 0o600))
-	require.NoError(t, open(t, spec, s3.Options{}).CheckAccess(t.Context(), ""))
+	require.NoError(t, storetest.CheckList(t.Context(), open(t, spec, s3.Options{}), ""))
 }
 
 // TestIdentityExpires: credentials that run out during a run are fetched again, with the token as it is then.
@@ -345,7 +345,7 @@ func TestIdentityExpires(t *testing.T) {
 	spec.Auth = v1.S3Auth{Method: v1.S3AuthPodIdentity}
 	b := open(t, spec, s3.Options{})
 	require.NoError(t, os.WriteFile(tokenFile, []byte("second"), 0o600))
-	require.NoError(t, b.CheckAccess(t.Context(), ""))
+	require.NoError(t, storetest.CheckList(t.Context(), b, ""))
 	agent.Close()
 	require.Equal(t, "first", tokens[0])
 	require.Contains(t, tokens[1:], "second")

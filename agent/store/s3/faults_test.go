@@ -79,7 +79,7 @@ func TestBucketMissing(t *testing.T) {
 			}
 		})
 	}
-	require.ErrorIs(t, b.CheckAccess(t.Context(), ""), store.ErrNotExist)
+	require.ErrorIs(t, storetest.CheckList(t.Context(), b, ""), store.ErrNotExist)
 }
 
 func TestCredentialsRefused(t *testing.T) {
@@ -99,7 +99,7 @@ func TestCredentialsRefused(t *testing.T) {
 				require.NotContains(t, err.Error(), "secret-key")
 			})
 		}
-		err := b.CheckAccess(t.Context(), "")
+		err := storetest.CheckList(t.Context(), b, "")
 		require.ErrorIs(t, err, store.ErrAccessDenied)
 		require.ErrorContains(t, err, map[string]string{"wrong secret": "SignatureDoesNotMatch", "unknown key": "InvalidAccessKeyId"}[what])
 	}
@@ -339,7 +339,7 @@ func TestUnreachable(t *testing.T) {
 	require.NoError(t, err)
 	spec.Endpoint = "http://" + l.Addr().String()
 	require.NoError(t, l.Close())
-	err = open(t, spec, s3.Options{}).CheckAccess(t.Context(), "")
+	err = storetest.CheckList(t.Context(), open(t, spec, s3.Options{}), "")
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.ErrorContains(t, err, "nothing listens at "+spec.Endpoint)
 }
@@ -375,7 +375,7 @@ func TestTLS(t *testing.T) {
 	t.Run("https where there is none", func(t *testing.T) {
 		spec := *spec
 		spec.Endpoint = "https" + srv.Endpoint[len("http"):]
-		err := open(t, &spec, s3.Options{}).CheckAccess(t.Context(), "")
+		err := storetest.CheckList(t.Context(), open(t, &spec, s3.Options{}), "")
 		require.ErrorContains(t, err, "does not speak TLS")
 	})
 }
@@ -446,7 +446,7 @@ func TestClockSkew(t *testing.T) {
 		Header: http.Header{"Content-Type": {"application/xml"}, "Date": {time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat)}},
 		Body:   `<Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the server's time is too large.</Message></Error>`,
 	})
-	err := open(t, spec, s3.Options{}).CheckAccess(t.Context(), "")
+	err := storetest.CheckList(t.Context(), open(t, spec, s3.Options{}), "")
 	require.ErrorIs(t, err, store.ErrAccessDenied)
 	require.ErrorContains(t, err, "RequestTimeTooSkewed")
 	require.Regexp(t, `the clock here is (1h0m\d+s|59m\d+s) ahead of the server's; set the clock of this node right`, err.Error())

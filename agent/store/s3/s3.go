@@ -190,17 +190,6 @@ func (b *Bucket) Close() error {
 	return nil
 }
 
-// CheckAccess asks for one key below prefix: the cheapest request that tells a wrong name, endpoint, region, clock,
-// certificate or identity apart. It takes the right to list.
-func (b *Bucket) CheckAccess(ctx context.Context, prefix string) error {
-	for _, err := range b.page(ctx, prefix, "", 1) {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // policy is how requests of one kind are tried again.
 func (b *Bucket) policy(what string) store.RetryPolicy {
 	p := b.retry

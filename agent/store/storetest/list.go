@@ -1,12 +1,15 @@
 package storetest
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"etcdsnapshot.dev/agent/store"
 )
 
 // ordered are keys in lexical order of their bytes, which is not the order in which a walk of folders meets them:
@@ -116,4 +119,13 @@ func testListStopped(t *testing.T, e *env) {
 	}
 	require.Equal(t, len(ordered), n)
 	require.Empty(t, keys(t, e, ""))
+}
+
+// CheckList asks s for the first object below prefix: the cheapest request that tells a wrong place, certificate, clock or
+// identity apart.
+func CheckList(ctx context.Context, s store.Store, prefix string) error {
+	for _, err := range s.List(ctx, prefix) {
+		return err
+	}
+	return nil
 }

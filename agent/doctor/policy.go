@@ -1,0 +1,75 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"etcdsnapshot.dev/agent/archive"
+)
+
+func (r *run) checkPolicy(context.Context) []Finding {
+	if r.PolicyErr != nil {
+		return []Finding{failed("policy", r.Name, r.PolicyErr, "A run stops here. Correct the policy, or where it is read from.")}
+	}
+	p := r.Request.Policy
+	return []Finding{ok("policy", p.Name, "valid, %d destinations (%s)", len(p.Spec.Destinations), r.PolicySource)}
+}
+
+// checkEncryption parses the recipients and has each identity open a message to them.
+func (r *run) checkEncryption(context.Context) []Finding {
+	const name = "encryption"
+	spec := r.Request.Policy.Spec.Encryption
+	if spec == nil {
+		return []Finding{warned(name, "", "Set spec.encryption.age.recipients (the chart's encryption.age.recipients).",
+			"snapshots are not encrypted, and they hold every Secret of the cluster")}
+	}
+	recipients, err := archive.ParseRecipients(spec.Age.Recipients)
+	if err != nil {
+		return []Finding{failed(name, "recipients", err, "Give public keys as age-keygen -y or ssh-keygen prints them.")}
+	}
+	found := []Finding{ok(name, "recipients", "%d can open the snapshots", len(recipients))}
+	if len(r.Identities) == 0 {
+		return append(found, skipped(name, "identity", "no --identity is given, so that it cannot be tried to open a snapshot"))
+	}
+	for _, file := range r.Identities {
+		ids, warning, err := archive.LoadIdentityFile(file)
+		if err == nil {
+			err = archive.Opens(recipients, ids)
+		}
+		switch {
+		case err != nil:
+			found = append(found, failed(name, file, &configError{err}, "Name the file with the private key that belongs to one of the recipients."))
+		case warning != "":
+			found = append(found, warned(name, file, "chmod 600 "+file, "%s", warning))
+		default:
+			found = append(found, ok(name, file, "opens what is encrypted to the recipients"))
+		}
+	}
+	return found
+}
+
+// checkEnvironment looks at what a pod gets from outside of its policy.
+func (r *run) checkEnvironment(context.Context) []Finding {
+	const name = "environment"
+	var found []Finding
+	if r.Node == "" {
+		found = append(found, warned(name, "node", "Set NODE_NAME, or --node.", "this node's name is not known: snapshots will not say where they were taken"))
+	} else {
+		found = append(found, ok(name, "node", "%s", r.Node))
+	}
+	if r.Kubernetes == nil {
+		return found
+	}
+	request, err := http.NewRequest(http.MethodGet, r.Kubernetes.String(), nil)
+	if err != nil {
+		return append(found, failed(name, "proxy", err, "Check the API server's address in the kubeconfig."))
+	}
+	switch proxy, err := http.ProxyFromEnvironment(request); {
+	case err != nil:
+		found = append(found, failed(name, "proxy", configErrorf("HTTPS_PROXY: %w", err), "Correct the variable."))
+	case proxy != nil:
+		found = append(found, warned(name, "proxy", fmt.Sprintf("Add %s to NO_PROXY.", request.URL.Hostname()), "the API server is asked through the proxy %s", proxy.Redacted()))
+	}
+	return found
+}

@@ -1,0 +1,16 @@
+// Package units words quantities for people.
+package units
+
+import "fmt"
+
+// Bytes gives a size in binary units: 12.3 MiB.
+func Bytes(n int64) string {
+	if n < 1024 {
+		return fmt.Sprintf("%d B", n)
+	}
+	v, names := float64(n)/1024, []string{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
+	for v >= 1023.95 && len(names) > 1 {
+		v, names = v/1024, names[1:]
+	}
+	return fmt.Sprintf("%.1f %s", v, names[0])
+}
