@@ -448,6 +448,14 @@ func TestRulesBetweenFields(t *testing.T) {
 			[]string{destination("{s3: {bucket: abc, caBundle: {configMap: {name: a}}}}"), destination("{s3: {bucket: abc, caBundle: {existingSecret: {name: a, key: b.pem}}}}")},
 			[]string{destination("{s3: {bucket: abc, caBundle: {}}}"), destination("{s3: {bucket: abc, caBundle: {configMap: {name: a}, existingSecret: {name: b}}}}")},
 		},
+		{
+			"verification/identitySecret", "a Secret whose key identity.txt",
+			[]string{
+				"{verification: {schedule: '@daily', level: checksum}, " + recipientValues + "}", "{verification: {schedule: ''}, " + recipientValues + "}",
+				"{verification: {schedule: '@daily', level: restore}}", "{verification: {schedule: '@daily', level: restore, identitySecret: key}, " + recipientValues + "}",
+			},
+			[]string{"{verification: {schedule: '@daily'}, " + recipientValues + "}", "{verification: {schedule: '@daily', level: restore}, " + recipientValues + "}"},
+		},
 		{"nodeCount", "the number of control-plane nodes", []string{"{nodes: all, nodeCount: 3}", "{nodes: any, nodeCount: 0}"}, []string{"{nodes: all, nodeCount: 0}"}},
 	} {
 		for _, values := range c.takes {

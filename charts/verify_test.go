@@ -63,7 +63,7 @@ func TestVerificationAnywhere(t *testing.T) {
 func TestVerificationNeedsIdentity(t *testing.T) {
 	t.Parallel()
 	refusal := rendering{values: "verification: {schedule: '@daily', level: database}\n" + recipientValues}.refused(t)
-	require.Contains(t, refusal, "verification.identitySecret: is needed for level database")
+	require.Contains(t, refusal, "'/verification/identitySecret'")
 	require.Contains(t, refusal, "verification.level=checksum")
 	for _, ok := range []string{"level: checksum", "level: restore, identitySecret: key"} {
 		render(t, rendering{values: "verification: {schedule: '@daily', " + ok + "}\n" + recipientValues})

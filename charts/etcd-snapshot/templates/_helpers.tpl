@@ -138,10 +138,10 @@ etcd-snapshot.bytes gives the bytes of a quantity, such as 1.5Gi.
 {{- end }}
 
 {{/*
-etcd-snapshot.goLimits gives the environment that tells Go's runtime its limits.
+etcd-snapshot.goLimits gives the environment that tells Go's runtime the limits of these resources.
 */}}
 {{- define "etcd-snapshot.goLimits" -}}
-{{- $limits := (.Values.resources | default dict).limits | default dict -}}
+{{- $limits := (. | default dict).limits | default dict -}}
 {{- with include "etcd-snapshot.bytes" (default "" $limits.memory) }}
 - name: GOMEMLIMIT
   value: {{ printf "%dMiB" (div (mul (int64 .) 9) 10485760) }}

@@ -1,38 +1,109 @@
 {{/*
-etcd-snapshot.jobTemplate gives metadata and spec of one run, for the CronJob and for the Job after the installation.
+What runs is one of three components: snapshot, verification (away from etcd, stores read-only) and test (the doctor in the
+snapshot's place). The templates below take a dict of `root` and `component`.
 */}}
+
+{{/*
+etcd-snapshot.cronJob gives a CronJob: `name` and `schedule` besides.
+*/}}
+{{- define "etcd-snapshot.cronJob" -}}
+{{- $values := .root.Values -}}
+apiVersion: batch/v1
+kind: CronJob
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $values.cronJobLabels) | nindent 4 }}
+  {{- with $values.cronJobAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  schedule: {{ .schedule | quote }}
+  {{- with $values.timeZone }}
+  timeZone: {{ . | quote }}
+  {{- end }}
+  suspend: {{ $values.suspend }}
+  concurrencyPolicy: {{ $values.concurrencyPolicy }}
+  {{- if not (kindIs "invalid" $values.startingDeadlineSeconds) }}
+  startingDeadlineSeconds: {{ int64 $values.startingDeadlineSeconds }}
+  {{- end }}
+  successfulJobsHistoryLimit: {{ int64 $values.successfulJobsHistoryLimit }}
+  failedJobsHistoryLimit: {{ int64 $values.failedJobsHistoryLimit }}
+  jobTemplate:
+    metadata:
+      labels:
+        {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $values.jobLabels) | nindent 8 }}
+      {{- with $values.jobAnnotations }}
+      annotations:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      {{- include "etcd-snapshot.jobSpec" . | trim | nindent 6 }}
+{{- end }}
+
+{{/*
+etcd-snapshot.hookJob gives a Job that is a Helm hook: `suffix` of its name and `hook`, its annotations, besides.
+*/}}
+{{- define "etcd-snapshot.hookJob" -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ include "etcd-snapshot.nameWith" . }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" .root.Values.jobLabels) | nindent 4 }}
+  annotations:
+    {{- merge .hook .root.Values.jobAnnotations | toYaml | nindent 4 }}
+spec:
+  {{- include "etcd-snapshot.jobSpec" . | trim | nindent 2 }}
+{{- end }}
+
+{{/*
+etcd-snapshot.onEveryNode is "true" for components that run on each of the nodes, as nodes: all says.
+*/}}
+{{- define "etcd-snapshot.onEveryNode" -}}
+{{- if and (eq .root.Values.nodes "all") (ne .component "verification") -}}true{{- end -}}
+{{- end }}
+
 {{- define "etcd-snapshot.jobSpec" -}}
-{{- if eq .Values.nodes "all" }}
+{{- $values := .root.Values -}}
+{{- if include "etcd-snapshot.onEveryNode" . }}
 # One pod for each control-plane node.
 completionMode: Indexed
-completions: {{ .Values.nodeCount }}
-parallelism: {{ .Values.nodeCount }}
+completions: {{ $values.nodeCount }}
+parallelism: {{ $values.nodeCount }}
 {{- end }}
-{{- if not (kindIs "invalid" .Values.activeDeadlineSeconds) }}
-activeDeadlineSeconds: {{ int64 .Values.activeDeadlineSeconds }}
+{{- if not (kindIs "invalid" $values.activeDeadlineSeconds) }}
+activeDeadlineSeconds: {{ int64 $values.activeDeadlineSeconds }}
 {{- end }}
-backoffLimit: {{ int64 .Values.backoffLimit }}
+backoffLimit: {{ ternary 0 (int64 $values.backoffLimit) (eq .component "test") }}
 podFailurePolicy:
   rules:
+  {{- if eq .component "verification" }}
+  # Exit code 2: wrong configuration. 4: a snapshot is corrupt. Trying again cures neither.
+  {{- else }}
   # Exit code 2: wrong configuration, which trying again does not cure.
+  {{- end }}
   - action: FailJob
     onExitCodes:
       containerName: agent
       operator: In
-      values: [2]
+      values: {{ ternary "[2, 4]" "[2]" (eq .component "verification") }}
   # The node was drained or the pod preempted: try again without counting.
   - action: Ignore
     onPodConditions:
     - type: DisruptionTarget
       status: "True"
-{{- if not (kindIs "invalid" .Values.ttlSecondsAfterFinished) }}
-ttlSecondsAfterFinished: {{ int64 .Values.ttlSecondsAfterFinished }}
+{{- if not (kindIs "invalid" $values.ttlSecondsAfterFinished) }}
+ttlSecondsAfterFinished: {{ int64 $values.ttlSecondsAfterFinished }}
 {{- end }}
 template:
   metadata:
     labels:
       {{- include "etcd-snapshot.podLabels" . | nindent 6 }}
-    {{- with .Values.podAnnotations }}
+    {{- with $values.podAnnotations }}
     annotations:
       {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -44,10 +115,6 @@ template:
 etcd-snapshot.podLabels gives the pods' labels. Azure's workload identity webhook only looks at labelled pods.
 */}}
 {{- define "etcd-snapshot.podLabels" -}}
-{{- include "etcd-snapshot.podLabelsOf" (dict "root" . "component" "snapshot") -}}
-{{- end }}
-
-{{- define "etcd-snapshot.podLabelsOf" -}}
 {{- $extra := deepCopy (.root.Values.podLabels | default dict) -}}
 {{- range .root.Values.destinations -}}
 {{- if eq "workloadIdentity" (dig "azure" "auth" "method" "" (. | default dict)) -}}
@@ -91,28 +158,36 @@ etcd's key, but root wherever a folder on the node is stored in, because the kub
 {{- end }}
 
 {{- define "etcd-snapshot.podSpec" -}}
-{{- $preset := include "etcd-snapshot.preset" . | fromYaml }}
-{{- $user := include "etcd-snapshot.user" . | fromYaml }}
-{{- $hostNetwork := .Values.hostNetwork }}
+{{- $values := .root.Values }}
+{{- $verify := eq .component "verification" }}
+{{- $preset := include "etcd-snapshot.preset" .root | fromYaml }}
+{{- $user := include "etcd-snapshot.user" .root | fromYaml }}
+{{- $hostNetwork := $values.hostNetwork }}
 {{- if kindIs "invalid" $hostNetwork }}
-{{- $hostNetwork = ne .Values.distribution "external" }}
+{{- $hostNetwork = ne $values.distribution "external" }}
 {{- end }}
+{{- $onNode := or (not $verify) (include "etcd-snapshot.hasHostPath" .root) }}
 restartPolicy: Never
-serviceAccountName: {{ include "etcd-snapshot.serviceAccountName" . }}
+serviceAccountName: {{ include "etcd-snapshot.serviceAccountName" .root }}
 automountServiceAccountToken: true
-{{- with .Values.imagePullSecrets }}
+{{- with $values.imagePullSecrets }}
 imagePullSecrets:
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with .Values.priorityClassName }}
+{{- if not $verify }}
+{{- with $values.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-terminationGracePeriodSeconds: {{ int64 .Values.terminationGracePeriodSeconds }}
+{{- end }}
+terminationGracePeriodSeconds: {{ int64 $values.terminationGracePeriodSeconds }}
+{{- if not $verify }}
 {{- if $hostNetwork }}
 hostNetwork: true
 {{- end }}
-dnsPolicy: {{ .Values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "ClusterFirst" $hostNetwork) }}
-{{- $nodeSelector := .Values.nodeSelector }}
+dnsPolicy: {{ $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "ClusterFirst" $hostNetwork) }}
+{{- end }}
+{{- if $onNode }}
+{{- $nodeSelector := $values.nodeSelector }}
 {{- if kindIs "invalid" $nodeSelector }}
 {{- $nodeSelector = $preset.nodeSelector }}
 {{- end }}
@@ -120,41 +195,29 @@ dnsPolicy: {{ .Values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "Cl
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- $tolerations := .Values.tolerations }}
+{{- $tolerations := $values.tolerations }}
 {{- if and (kindIs "invalid" $tolerations) $preset.nodeSelector }}
-{{- $tolerations = (include "etcd-snapshot.presets" . | fromYaml).tolerations }}
+{{- $tolerations = (include "etcd-snapshot.presets" .root | fromYaml).tolerations }}
 {{- end }}
 {{- with $tolerations }}
 tolerations:
 {{- toYaml . | nindent 0 }}
 {{- end }}
+{{- end }}
+{{- if not $verify }}
 {{- with include "etcd-snapshot.affinity" . | fromYaml }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
 securityContext:
-  {{- $podSecurity := dict "runAsUser" $user.runAsUser "runAsGroup" $user.runAsUser "runAsNonRoot" (ne 0 (int $user.runAsUser)) "seccompProfile" (dict "type" "RuntimeDefault") }}
-  {{- with $preset.seLinuxType }}
-  {{- $_ := set $podSecurity "seLinuxOptions" (dict "type" .) }}
-  {{- end }}
-  {{- with (.Values.podSecurityContext).runAsUser }}
-  {{- $_ := set $podSecurity "runAsNonRoot" true }}
-  {{- end }}
-  {{- mergeOverwrite $podSecurity (.Values.podSecurityContext | default dict) | toYaml | nindent 2 }}
+  {{- include "etcd-snapshot.podSecurity" (dict "root" .root "component" .component "user" $user "preset" $preset) | nindent 2 }}
 containers:
 - name: agent
-  image: {{ include "etcd-snapshot.image" . | quote }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
+  image: {{ include "etcd-snapshot.image" .root | quote }}
+  imagePullPolicy: {{ $values.image.pullPolicy }}
   args:
-  - snapshot
-  - --policy={{ include "etcd-snapshot.policyName" . }}
-  - --namespace=$(POD_NAMESPACE)
-  - --policy-manifest=/etc/etcd-snapshot/policy/policy.yaml
-  - {{ printf "--schedule=%s" .Values.schedule | quote }}
-  - --spool-dir=/spool
-  {{- range .Values.extraArgs }}
-  - {{ . | quote }}
-  {{- end }}
+  {{- include "etcd-snapshot.args" . | trim | nindent 2 }}
   env:
   - name: POD_NAME
     valueFrom:
@@ -168,57 +231,153 @@ containers:
     valueFrom:
       fieldRef:
         fieldPath: spec.nodeName
-  {{- with include "etcd-snapshot.goLimits" . | trim }}
+  {{- $resources := ternary $values.verification.resources $values.resources $verify }}
+  {{- with include "etcd-snapshot.goLimits" $resources | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with .Values.extraEnv }}
+  {{- with $values.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- with .Values.resources }}
+  {{- with $resources }}
   resources:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   securityContext:
     {{- $capabilities := dict "drop" (list "ALL") }}
-    {{- with $user.capabilities }}
-    {{- $_ := set $capabilities "add" . }}
+    {{- if and $user.capabilities (not $verify) }}
+    {{- $_ := set $capabilities "add" $user.capabilities }}
     {{- end }}
     {{- $security := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" $capabilities }}
-    {{- mergeOverwrite $security (.Values.securityContext | default dict) | toYaml | nindent 4 }}
+    {{- mergeOverwrite $security (ternary dict ($values.securityContext | default dict) $verify) | toYaml | nindent 4 }}
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
+  {{- if $verify }}
+  - name: scratch
+    mountPath: /scratch
+  {{- else }}
   - name: spool
     mountPath: /spool
+  {{- end }}
   - name: policy
     mountPath: /etc/etcd-snapshot/policy
     readOnly: true
-  {{- with include "etcd-snapshot.etcdVolumeMounts" . | trim }}
+  {{- if $verify }}
+  {{- if $values.verification.identitySecret }}
+  - name: identity
+    mountPath: /etc/etcd-snapshot/identity
+    readOnly: true
+  {{- end }}
+  {{- range include "etcd-snapshot.destinationVolumeMounts" .root | fromYamlArray }}
+  - {{ set . "readOnly" true | toYaml | nindent 4 | trim }}
+  {{- end }}
+  {{- else }}
+  {{- with include "etcd-snapshot.etcdVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with include "etcd-snapshot.destinationVolumeMounts" . | trim }}
+  {{- with include "etcd-snapshot.destinationVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with .Values.extraVolumeMounts }}
+  {{- with $values.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+  {{- end }}
 volumes:
+{{- if $verify }}
+- name: scratch
+  emptyDir:
+    sizeLimit: {{ $values.verification.scratchSizeLimit }}
+{{- else }}
 - name: spool
   emptyDir:
-    {{- with .Values.spool.medium }}
+    {{- with $values.spool.medium }}
     medium: {{ . }}
     {{- end }}
-    sizeLimit: {{ .Values.spool.sizeLimit }}
+    sizeLimit: {{ $values.spool.sizeLimit }}
+{{- end }}
 - name: policy
   configMap:
-    name: {{ include "etcd-snapshot.nameWith" (dict "root" . "suffix" "policy") }}
-{{- with include "etcd-snapshot.etcdVolumes" . | trim }}
+    name: {{ include "etcd-snapshot.nameWith" (dict "root" .root "suffix" "policy") }}
+{{- if $verify }}
+{{- with $values.verification.identitySecret }}
+- name: identity
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0400
+    items:
+    - key: identity.txt
+      path: identity.txt
+{{- end }}
+{{- else }}
+{{- with include "etcd-snapshot.etcdVolumes" .root | trim }}
 {{- . | nindent 0 }}
 {{- end }}
-{{- with include "etcd-snapshot.destinationVolumes" . | trim }}
+{{- end }}
+{{- with include "etcd-snapshot.destinationVolumes" .root | trim }}
 {{- . | nindent 0 }}
 {{- end }}
-{{- with .Values.extraVolumes }}
+{{- if not $verify }}
+{{- with $values.extraVolumes }}
 {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+etcd-snapshot.podSecurity gives the pods' security context. A verification is root only where a folder of the node is read.
+*/}}
+{{- define "etcd-snapshot.podSecurity" -}}
+{{- $id := int .user.runAsUser -}}
+{{- $security := dict "runAsUser" $id "runAsGroup" $id "runAsNonRoot" (ne 0 $id) "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- if ne .component "verification" -}}
+{{- with .preset.seLinuxType -}}
+{{- $_ := set $security "seLinuxOptions" (dict "type" .) -}}
+{{- end -}}
+{{- with (.root.Values.podSecurityContext).runAsUser -}}
+{{- $_ := set $security "runAsNonRoot" true -}}
+{{- end -}}
+{{- mergeOverwrite $security (.root.Values.podSecurityContext | default dict) | toYaml -}}
+{{- else if include "etcd-snapshot.hasHostPath" .root -}}
+{{- dict "runAsUser" 0 "runAsGroup" 0 "runAsNonRoot" false "seccompProfile" $security.seccompProfile | toYaml -}}
+{{- else -}}
+{{- dict "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "runAsNonRoot" true "seccompProfile" $security.seccompProfile | toYaml -}}
+{{- end -}}
+{{- end }}
+
+{{- define "etcd-snapshot.args" -}}
+{{- $values := .root.Values -}}
+{{- if eq .component "verification" }}
+{{- $v := $values.verification }}
+- verify
+{{- if $v.since }}
+- --all
+- --since={{ $v.since }}
+{{- else }}
+- --latest
+{{- end }}
+- --level={{ $v.level }}
+{{- else }}
+- {{ ternary "doctor" "snapshot" (eq .component "test") }}
+{{- end }}
+- --policy={{ include "etcd-snapshot.policyName" .root }}
+- --namespace=$(POD_NAMESPACE)
+- --policy-manifest=/etc/etcd-snapshot/policy/policy.yaml
+{{- if eq .component "verification" }}
+- --scratch-dir=/scratch
+{{- if $values.verification.identitySecret }}
+- --identity=/etc/etcd-snapshot/identity/identity.txt
+{{- end }}
+{{- else if eq .component "test" }}
+- --spool-dir=/spool
+- --spool-limit={{ $values.spool.sizeLimit }}
+{{- else }}
+- {{ printf "--schedule=%s" $values.schedule | quote }}
+- --spool-dir=/spool
+{{- if include "etcd-snapshot.onEveryNode" . }}
+- --index=$(JOB_COMPLETION_INDEX)
+{{- end }}
+{{- range $values.extraArgs }}
+- {{ . | quote }}
+{{- end }}
 {{- end }}
 {{- end }}
 
@@ -226,10 +385,10 @@ volumes:
 etcd-snapshot.affinity gives the affinity of the values and, with nodes: all, keeps the pods of a run on different nodes.
 */}}
 {{- define "etcd-snapshot.affinity" -}}
-{{- $affinity := deepCopy (.Values.affinity | default dict) -}}
-{{- if eq .Values.nodes "all" -}}
-{{- $labels := include "etcd-snapshot.selectorLabels" . | fromYaml -}}
-{{- $_ := set $labels "app.kubernetes.io/component" "snapshot" -}}
+{{- $affinity := deepCopy (.root.Values.affinity | default dict) -}}
+{{- if include "etcd-snapshot.onEveryNode" . -}}
+{{- $labels := include "etcd-snapshot.selectorLabels" .root | fromYaml -}}
+{{- $_ := set $labels "app.kubernetes.io/component" .component -}}
 {{- $apart := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
 {{- $pods := get $affinity "podAntiAffinity" | default dict -}}
 {{- $required := append (get $pods "requiredDuringSchedulingIgnoredDuringExecution" | default list) $apart -}}

@@ -14,11 +14,8 @@ etcd-snapshot.validate refuses what the schema cannot: each sentence begins with
 {{- include "etcd-snapshot.validateTimeZone" (dict "path" "retentionTimeZone" "zone" .Values.retentionTimeZone) -}}
 {{- include "etcd-snapshot.validateEtcd" . -}}
 {{- include "etcd-snapshot.validateDestinations" . -}}
-{{- if and .Values.verification.schedule (ne .Values.verification.level "checksum") (.Values.encryption.age).recipients (not .Values.verification.identitySecret) -}}
-{{- fail (printf "verification.identitySecret: is needed for level %s of encrypted snapshots: a Secret whose key identity.txt holds the age identity. Without it only verification.level=checksum is possible." .Values.verification.level) -}}
-{{- end -}}
-{{- if and (eq .Values.nodes "all") (lt (int .Values.nodeCount) 1) -}}
-{{- fail "nodeCount: is needed with nodes: all. Set it to the number of control-plane nodes." -}}
+{{- if and (eq .Values.nodes "all") (not (include "etcd-snapshot.hasHostPath" .)) -}}
+{{- fail "nodes: all is for folders on the nodes, and no destination has a hostPath. A bucket needs one copy: use nodes: any." -}}
 {{- end -}}
 {{- end }}
 

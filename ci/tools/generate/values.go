@@ -184,8 +184,30 @@ func (g *generator) valuesSchema(c *chart) (object, error) {
 		refuse(object{
 			"required": []any{"nodes"}, "properties": object{"nodes": object{"const": "all"}, "nodeCount": object{"maximum": 0}},
 		}, "nodeCount", "the number of control-plane nodes, because nodes is all"),
+		opensWithoutKey(),
 	}
 	return root, nil
+}
+
+// opensWithoutKey refuses to verify more of encrypted snapshots than their bytes without the key that opens them.
+func opensWithoutKey() object {
+	rule := refuse(object{
+		"required": []any{"verification", "encryption"},
+		"properties": object{
+			"verification": object{
+				"required": []any{"schedule", "level"},
+				"properties": object{
+					"schedule": object{"minLength": 1}, "level": object{"not": object{"const": "checksum"}}, "identitySecret": object{"maxLength": 0},
+				},
+			},
+			"encryption": object{
+				"required":   []any{"age"},
+				"properties": object{"age": object{"required": []any{"recipients"}, "properties": object{"recipients": object{"minItems": 1}}}},
+			},
+		},
+	}, "identitySecret", "a Secret whose key identity.txt holds the age identity: verification.schedule opens encrypted snapshots. Without it only verification.level=checksum is possible")
+	rule["then"] = object{"properties": object{"verification": rule["then"]}}
+	return rule
 }
 
 type schemaBuilder struct {
