@@ -244,13 +244,12 @@ affinity:
 
 func TestRunOnInstall(t *testing.T) {
 	t.Parallel()
-	require.Empty(t, render(t, rendering{}).jobs)
+	require.Empty(t, render(t, rendering{}).jobsOf("snapshot"))
 	o := render(t, rendering{set: []string{"runOnInstall=true"}})
-	require.Len(t, o.jobs, 1)
-	require.Len(t, o.release.Hooks, 1)
-	require.Equal(t, "post-install", string(o.release.Hooks[0].Events[0]), "an upgrade takes no snapshot")
-	require.Equal(t, "etcd-snapshot-install", o.jobs[0].Name)
-	require.Equal(t, o.cronJob(t).Spec.JobTemplate.Spec, o.jobs[0].Spec, "the first run differs from those that follow")
+	require.Len(t, o.jobsOf("snapshot"), 1)
+	require.Equal(t, "post-install", o.jobsOf("snapshot")[0].Annotations["helm.sh/hook"], "an upgrade takes no snapshot")
+	require.Equal(t, "etcd-snapshot-install", o.jobsOf("snapshot")[0].Name)
+	require.Equal(t, o.cronJob(t).Spec.JobTemplate.Spec, o.jobsOf("snapshot")[0].Spec, "the first run differs from those that follow")
 }
 
 func TestLabelsAndAnnotations(t *testing.T) {

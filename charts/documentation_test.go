@@ -149,7 +149,7 @@ func TestEveryUsedValueIsDocumented(t *testing.T) {
 			require.True(t, slices.Contains(known, path), "%s reads .Values.%s, which values.yaml does not document", f, path)
 		}
 	}
-	require.Greater(t, count, 80)
+	require.Greater(t, count, 70)
 }
 
 // The tables in the README name every value.

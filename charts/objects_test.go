@@ -122,7 +122,7 @@ func TestNames(t *testing.T) {
 		require.Equal(t, c.other, o.serviceAccounts[0].Name)
 	}
 	o := render(t, rendering{set: []string{"runOnInstall=true", "fullnameOverride=" + strings.Repeat("a", 63)}})
-	require.True(t, strings.HasSuffix(o.jobs[0].Name, "-install"), "the suffix is cut off")
+	require.True(t, strings.HasSuffix(o.jobsOf("snapshot")[0].Name, "-install"), "the suffix is cut off")
 }
 
 func TestPolicyByDefault(t *testing.T) {

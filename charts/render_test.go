@@ -348,6 +348,15 @@ func (o *objects) cronJobsOf(component string) (found []*batchv1.CronJob) {
 	return found
 }
 
+func (o *objects) jobsOf(component string) (found []*batchv1.Job) {
+	for _, job := range o.jobs {
+		if job.Spec.Template.Labels["app.kubernetes.io/component"] == component {
+			found = append(found, job)
+		}
+	}
+	return found
+}
+
 func (o *objects) configMap(t testing.TB, suffix string) *corev1.ConfigMap {
 	t.Helper()
 	i := slices.IndexFunc(o.configMaps, func(c *corev1.ConfigMap) bool { return strings.HasSuffix(c.Name, suffix) })

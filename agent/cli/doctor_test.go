@@ -341,6 +341,13 @@ func TestDoctorOwner(t *testing.T) {
 func TestDoctorSpool(t *testing.T) {
 	c := filled(t, etcdtest.Options{}, 8<<20)
 	s := newSite(t, c.Endpoints(), "node")
+	client, err := c.Client(0)
+	require.NoError(t, err)
+	defer client.Close()
+	require.Eventually(t, func() bool { // etcd tells the size once it has committed
+		status, err := client.Status(t.Context(), c.Endpoints()[0])
+		return err == nil && status.DbSize > 6<<20
+	}, time.Minute, 50*time.Millisecond)
 	s.spool = tmpfs(t, "256k")
 	s.doctor(t).has(t, doctor.Fail, "spool", "and the database has", "sizeLimit")
 	s.spool = tmpfs(t, "4m")
@@ -431,4 +438,17 @@ func TestFailedRunIsDiagnosed(t *testing.T) {
 	s.destination(0)["hostPath"] = map[string]any{"path": readOnlyDir}
 	readOnly(t, readOnlyDir)
 	fails(1, "destination node: put failed")
+}
+
+// TestSnapshotIndex: of several runs at the same time only the first one stores where one copy is enough.
+func TestSnapshotIndex(t *testing.T) {
+	c := filled(t, etcdtest.Options{}, 1<<20)
+	s := newSite(t, c.Endpoints(), "node")
+	s.add(map[string]any{"name": "s3", "s3": map[string]any{"bucket": "nowhere", "endpoint": "http://127.0.0.1:1"}})
+	require.Zero(t, s.snapshot(t, "--index", "1").code)
+	require.Len(t, s.listed(t, "node"), 1)
+	s.spec()["destinations"] = s.spec()["destinations"].([]any)[1:]
+	o := s.snapshot(t, "--index", "2")
+	require.Equal(t, 2, o.code)
+	require.Contains(t, o.stderr, "none is a folder on a node")
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
@@ -21,6 +23,7 @@ type snapshotFlags struct {
 	policyFlags
 	schedule, spoolDir, node, output string
 	stall, dial, catalog             time.Duration
+	index                            int
 }
 
 func newSnapshot(e *env) *cobra.Command {
@@ -40,6 +43,7 @@ of the policy side by side, and checks each copy. Nothing is visible before it i
 	fl.StringVar(&f.schedule, "schedule", "", "the schedule that started this run, for the policy's status")
 	fl.StringVar(&f.spoolDir, "spool-dir", defaultSpoolDir(), "folder for the run's one local file; about as large as a stored snapshot, and not on etcd's disk")
 	fl.StringVar(&f.node, "node", "", "name of this node (default: $NODE_NAME or the host's name)")
+	fl.IntVar(&f.index, "index", 0, "which of several runs, one on each node, this is: all but 0 store on their node alone, so that a bucket gets one copy")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a stream or an upload that makes no progress for this long")
 	fl.DurationVar(&f.dial, "dial-timeout", 10*time.Second, "give up a member that does not answer for this long")
 	fl.DurationVar(&f.catalog, "catalog-timeout", catalog.DefaultBudget, "how long to try to write rows and status to the API server, once the snapshot is safe")
@@ -56,6 +60,11 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	l, err := f.load(ctx, e)
 	if err != nil {
 		return err
+	}
+	if f.index > 0 {
+		if l.policy.Spec.Destinations = slices.DeleteFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return d.HostPath == nil }); len(l.policy.Spec.Destinations) == 0 {
+			return usageErrorf("--index: only the run 0 stores in the policy's destinations, of which none is a folder on a node (hostPath)")
+		}
 	}
 	spec := l.policy.Spec
 	var recipients []archive.Recipient
@@ -85,6 +94,9 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	})
 	e.status.clear()
 	report := runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err})
+	if f.index > 0 && err == nil {
+		report.Run = nil // whether the policy is fulfilled is the run 0's to say
+	}
 	report.Budget = f.catalog
 	l.record(ctx, e, report)
 	if err != nil {

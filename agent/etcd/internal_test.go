@@ -134,7 +134,7 @@ func TestAlarms(t *testing.T) {
 	status := &pb.StatusResponse{Errors: []string{
 		"etcdserver: no leader", "memberID:10276657743932975437 alarm:CORRUPT ", "memberID:7  alarm:NOSPACE", "alarm:CORRUPT ",
 	}}
-	require.Equal(t, map[string][]uint64{"CORRUPT": {10276657743932975437, 0}, "NOSPACE": {7}}, alarms(status))
+	require.Equal(t, map[string][]uint64{"CORRUPT": {10276657743932975437, 0}, "NOSPACE": {7}}, byKind(alarms(status)))
 }
 
 func TestBetter(t *testing.T) {

@@ -7,35 +7,35 @@ snapshot's place). The templates below take a dict of `root` and `component`.
 etcd-snapshot.cronJob gives a CronJob: `name` and `schedule` besides.
 */}}
 {{- define "etcd-snapshot.cronJob" -}}
-{{- $values := .root.Values -}}
+{{- $config := .root.Values -}}
 apiVersion: batch/v1
 kind: CronJob
 metadata:
   name: {{ .name }}
   namespace: {{ .root.Release.Namespace }}
   labels:
-    {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $values.cronJobLabels) | nindent 4 }}
-  {{- with $values.cronJobAnnotations }}
+    {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $config.cronJobLabels) | nindent 4 }}
+  {{- with $config.cronJobAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
   schedule: {{ .schedule | quote }}
-  {{- with $values.timeZone }}
+  {{- with $config.timeZone }}
   timeZone: {{ . | quote }}
   {{- end }}
-  suspend: {{ $values.suspend }}
-  concurrencyPolicy: {{ $values.concurrencyPolicy }}
-  {{- if not (kindIs "invalid" $values.startingDeadlineSeconds) }}
-  startingDeadlineSeconds: {{ int64 $values.startingDeadlineSeconds }}
+  suspend: {{ $config.suspend }}
+  concurrencyPolicy: {{ $config.concurrencyPolicy }}
+  {{- if not (kindIs "invalid" $config.startingDeadlineSeconds) }}
+  startingDeadlineSeconds: {{ int64 $config.startingDeadlineSeconds }}
   {{- end }}
-  successfulJobsHistoryLimit: {{ int64 $values.successfulJobsHistoryLimit }}
-  failedJobsHistoryLimit: {{ int64 $values.failedJobsHistoryLimit }}
+  successfulJobsHistoryLimit: {{ int64 $config.successfulJobsHistoryLimit }}
+  failedJobsHistoryLimit: {{ int64 $config.failedJobsHistoryLimit }}
   jobTemplate:
     metadata:
       labels:
-        {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $values.jobLabels) | nindent 8 }}
-      {{- with $values.jobAnnotations }}
+        {{- include "etcd-snapshot.labelsWith" (dict "root" .root "extra" $config.jobLabels) | nindent 8 }}
+      {{- with $config.jobAnnotations }}
       annotations:
         {{- toYaml . | nindent 8 }}
       {{- end }}
@@ -68,17 +68,17 @@ etcd-snapshot.onEveryNode is "true" for components that run on each of the nodes
 {{- end }}
 
 {{- define "etcd-snapshot.jobSpec" -}}
-{{- $values := .root.Values -}}
+{{- $config := .root.Values -}}
 {{- if include "etcd-snapshot.onEveryNode" . }}
 # One pod for each control-plane node.
 completionMode: Indexed
-completions: {{ $values.nodeCount }}
-parallelism: {{ $values.nodeCount }}
+completions: {{ $config.nodeCount }}
+parallelism: {{ $config.nodeCount }}
 {{- end }}
-{{- if not (kindIs "invalid" $values.activeDeadlineSeconds) }}
-activeDeadlineSeconds: {{ int64 $values.activeDeadlineSeconds }}
+{{- if not (kindIs "invalid" $config.activeDeadlineSeconds) }}
+activeDeadlineSeconds: {{ int64 $config.activeDeadlineSeconds }}
 {{- end }}
-backoffLimit: {{ ternary 0 (int64 $values.backoffLimit) (eq .component "test") }}
+backoffLimit: {{ ternary 0 (int64 $config.backoffLimit) (eq .component "test") }}
 podFailurePolicy:
   rules:
   {{- if eq .component "verification" }}
@@ -96,14 +96,14 @@ podFailurePolicy:
     onPodConditions:
     - type: DisruptionTarget
       status: "True"
-{{- if not (kindIs "invalid" $values.ttlSecondsAfterFinished) }}
-ttlSecondsAfterFinished: {{ int64 $values.ttlSecondsAfterFinished }}
+{{- if not (kindIs "invalid" $config.ttlSecondsAfterFinished) }}
+ttlSecondsAfterFinished: {{ int64 $config.ttlSecondsAfterFinished }}
 {{- end }}
 template:
   metadata:
     labels:
       {{- include "etcd-snapshot.podLabels" . | nindent 6 }}
-    {{- with $values.podAnnotations }}
+    {{- with $config.podAnnotations }}
     annotations:
       {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -158,36 +158,36 @@ etcd's key, but root wherever a folder on the node is stored in, because the kub
 {{- end }}
 
 {{- define "etcd-snapshot.podSpec" -}}
-{{- $values := .root.Values }}
+{{- $config := .root.Values }}
 {{- $verify := eq .component "verification" }}
 {{- $preset := include "etcd-snapshot.preset" .root | fromYaml }}
 {{- $user := include "etcd-snapshot.user" .root | fromYaml }}
-{{- $hostNetwork := $values.hostNetwork }}
+{{- $hostNetwork := $config.hostNetwork }}
 {{- if kindIs "invalid" $hostNetwork }}
-{{- $hostNetwork = ne $values.distribution "external" }}
+{{- $hostNetwork = ne $config.distribution "external" }}
 {{- end }}
 {{- $onNode := or (not $verify) (include "etcd-snapshot.hasHostPath" .root) }}
 restartPolicy: Never
 serviceAccountName: {{ include "etcd-snapshot.serviceAccountName" .root }}
 automountServiceAccountToken: true
-{{- with $values.imagePullSecrets }}
+{{- with $config.imagePullSecrets }}
 imagePullSecrets:
 {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- if not $verify }}
-{{- with $values.priorityClassName }}
+{{- with $config.priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
-terminationGracePeriodSeconds: {{ int64 $values.terminationGracePeriodSeconds }}
+terminationGracePeriodSeconds: {{ int64 $config.terminationGracePeriodSeconds }}
 {{- if not $verify }}
 {{- if $hostNetwork }}
 hostNetwork: true
 {{- end }}
-dnsPolicy: {{ $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "ClusterFirst" $hostNetwork) }}
+dnsPolicy: {{ $config.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "ClusterFirst" $hostNetwork) }}
 {{- end }}
 {{- if $onNode }}
-{{- $nodeSelector := $values.nodeSelector }}
+{{- $nodeSelector := $config.nodeSelector }}
 {{- if kindIs "invalid" $nodeSelector }}
 {{- $nodeSelector = $preset.nodeSelector }}
 {{- end }}
@@ -195,7 +195,7 @@ dnsPolicy: {{ $values.dnsPolicy | default (ternary "ClusterFirstWithHostNet" "Cl
 nodeSelector:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- $tolerations := $values.tolerations }}
+{{- $tolerations := $config.tolerations }}
 {{- if and (kindIs "invalid" $tolerations) $preset.nodeSelector }}
 {{- $tolerations = (include "etcd-snapshot.presets" .root | fromYaml).tolerations }}
 {{- end }}
@@ -215,7 +215,7 @@ securityContext:
 containers:
 - name: agent
   image: {{ include "etcd-snapshot.image" .root | quote }}
-  imagePullPolicy: {{ $values.image.pullPolicy }}
+  imagePullPolicy: {{ $config.image.pullPolicy }}
   args:
   {{- include "etcd-snapshot.args" . | trim | nindent 2 }}
   env:
@@ -231,11 +231,11 @@ containers:
     valueFrom:
       fieldRef:
         fieldPath: spec.nodeName
-  {{- $resources := ternary $values.verification.resources $values.resources $verify }}
+  {{- $resources := ternary $config.verification.resources $config.resources $verify }}
   {{- with include "etcd-snapshot.goLimits" $resources | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with $values.extraEnv }}
+  {{- with $config.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- with $resources }}
@@ -248,7 +248,7 @@ containers:
     {{- $_ := set $capabilities "add" $user.capabilities }}
     {{- end }}
     {{- $security := dict "allowPrivilegeEscalation" false "readOnlyRootFilesystem" true "capabilities" $capabilities }}
-    {{- mergeOverwrite $security (ternary dict ($values.securityContext | default dict) $verify) | toYaml | nindent 4 }}
+    {{- mergeOverwrite $security (ternary dict ($config.securityContext | default dict) $verify) | toYaml | nindent 4 }}
   terminationMessagePolicy: FallbackToLogsOnError
   volumeMounts:
   {{- if $verify }}
@@ -262,7 +262,7 @@ containers:
     mountPath: /etc/etcd-snapshot/policy
     readOnly: true
   {{- if $verify }}
-  {{- if $values.verification.identitySecret }}
+  {{- if $config.verification.identitySecret }}
   - name: identity
     mountPath: /etc/etcd-snapshot/identity
     readOnly: true
@@ -277,7 +277,7 @@ containers:
   {{- with include "etcd-snapshot.destinationVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
-  {{- with $values.extraVolumeMounts }}
+  {{- with $config.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- end }}
@@ -285,20 +285,20 @@ volumes:
 {{- if $verify }}
 - name: scratch
   emptyDir:
-    sizeLimit: {{ $values.verification.scratchSizeLimit }}
+    sizeLimit: {{ $config.verification.scratchSizeLimit }}
 {{- else }}
 - name: spool
   emptyDir:
-    {{- with $values.spool.medium }}
+    {{- with $config.spool.medium }}
     medium: {{ . }}
     {{- end }}
-    sizeLimit: {{ $values.spool.sizeLimit }}
+    sizeLimit: {{ $config.spool.sizeLimit }}
 {{- end }}
 - name: policy
   configMap:
     name: {{ include "etcd-snapshot.nameWith" (dict "root" .root "suffix" "policy") }}
 {{- if $verify }}
-{{- with $values.verification.identitySecret }}
+{{- with $config.verification.identitySecret }}
 - name: identity
   secret:
     secretName: {{ . }}
@@ -316,7 +316,7 @@ volumes:
 {{- . | nindent 0 }}
 {{- end }}
 {{- if not $verify }}
-{{- with $values.extraVolumes }}
+{{- with $config.extraVolumes }}
 {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- end }}
@@ -344,9 +344,9 @@ etcd-snapshot.podSecurity gives the pods' security context. A verification is ro
 {{- end }}
 
 {{- define "etcd-snapshot.args" -}}
-{{- $values := .root.Values -}}
+{{- $config := .root.Values -}}
 {{- if eq .component "verification" }}
-{{- $v := $values.verification }}
+{{- $v := $config.verification }}
 - verify
 {{- if $v.since }}
 - --all
@@ -363,19 +363,19 @@ etcd-snapshot.podSecurity gives the pods' security context. A verification is ro
 - --policy-manifest=/etc/etcd-snapshot/policy/policy.yaml
 {{- if eq .component "verification" }}
 - --scratch-dir=/scratch
-{{- if $values.verification.identitySecret }}
+{{- if $config.verification.identitySecret }}
 - --identity=/etc/etcd-snapshot/identity/identity.txt
 {{- end }}
 {{- else if eq .component "test" }}
 - --spool-dir=/spool
-- --spool-limit={{ $values.spool.sizeLimit }}
+- --spool-limit={{ $config.spool.sizeLimit }}
 {{- else }}
-- {{ printf "--schedule=%s" $values.schedule | quote }}
+- {{ printf "--schedule=%s" $config.schedule | quote }}
 - --spool-dir=/spool
 {{- if include "etcd-snapshot.onEveryNode" . }}
 - --index=$(JOB_COMPLETION_INDEX)
 {{- end }}
-{{- range $values.extraArgs }}
+{{- range $config.extraArgs }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
