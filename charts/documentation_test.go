@@ -133,7 +133,7 @@ func TestEveryUsedValueIsDocumented(t *testing.T) {
 	for _, n := range nodes(t) {
 		known = append(known, strings.ReplaceAll(n.String(), "/", "."))
 	}
-	used := regexp.MustCompile(`(?:\.Values|\$values)\.([A-Za-z]+(?:\)?\.[A-Za-z]+)*)`)
+	used := regexp.MustCompile(`(?:\.Values|\$config)\.([A-Za-z]+(?:\)?\.[A-Za-z]+)*)`)
 	files, err := filepath.Glob(filepath.Join(chartDir, "templates", "*"))
 	require.NoError(t, err)
 	count := 0
