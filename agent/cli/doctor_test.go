@@ -98,7 +98,7 @@ func TestDoctorHealthy(t *testing.T) {
 	d := s.doctor(t, "--identity", key)
 	require.Zero(t, d.code)
 	d.lacks(t, doctor.Fail)
-	d.has(t, doctor.OK, "policy", "valid, 1 destinations")
+	d.has(t, doctor.OK, "policy", "valid, stores in node")
 	d.has(t, doctor.OK, "encryption", "1 can open")
 	d.has(t, doctor.OK, "encryption", "opens what is encrypted")
 	d.has(t, doctor.OK, "file", "spec.etcd.keyFile", "mode 0600")

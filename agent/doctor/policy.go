@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"etcdsnapshot.dev/agent/archive"
 )
@@ -13,7 +14,11 @@ func (r *run) checkPolicy(context.Context) []Finding {
 		return []Finding{failed("policy", r.Name, r.PolicyErr, "A run stops here. Correct the policy, or where it is read from.")}
 	}
 	p := r.Request.Policy
-	return []Finding{ok("policy", p.Name, "valid, %d destinations (%s)", len(p.Spec.Destinations), r.PolicySource)}
+	var names []string
+	for _, d := range p.Spec.Destinations {
+		names = append(names, d.Name)
+	}
+	return []Finding{ok("policy", p.Name, "valid, stores in %s (%s)", strings.Join(names, ", "), r.PolicySource)}
 }
 
 // checkEncryption parses the recipients and has each identity open a message to them.
