@@ -15,12 +15,14 @@ func TestDashboardSchema(t *testing.T) {
 	t.Parallel()
 	plugins.RegisterDefaultPlugins()
 	source := chartFile(t, "monitoring/dashboard.json")
+	//nolint:staticcheck // the schema of version 1, which every Grafana in use reads
 	var d dashboard.Dashboard
 	require.Empty(t, complaint(d.UnmarshalJSONStrict(source)))
 	require.Empty(t, complaint(d.Validate()))
 	// It looks at everything: a misspelt field of a panel, of its options and of a query is found.
 	for _, field := range []string{"gridPos", "graphMode", "legendFormat"} {
 		broken := strings.Replace(string(source), `"`+field+`"`, `"misspelt"`, 1)
+		//nolint:staticcheck // see above
 		require.Contains(t, complaint(new(dashboard.Dashboard).UnmarshalJSONStrict([]byte(broken))), "misspelt")
 	}
 	var plainDashboard struct {

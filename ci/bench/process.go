@@ -82,7 +82,9 @@ func asChild(text string) error {
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
 		return err
 	}
-	os.Unsetenv(childEnv)
+	if err := os.Unsetenv(childEnv); err != nil {
+		return err
+	}
 	runtime.LockOSThread() // the command inherits the thread's processors
 	if err := stayOn(0, t.Core); err != nil {
 		return err

@@ -48,7 +48,9 @@ func TestResultsReplaceOlderOnes(t *testing.T) {
 }
 
 func TestMissedTargetsAreTold(t *testing.T) {
-	side := func(name string, wall float64) Side { return Side{Name: name, Runs: []Run{{Usage: Usage{Wall: wall, User: 1, PeakMiB: 1}}}} }
+	side := func(name string, wall float64) Side {
+		return Side{Name: name, Runs: []Run{{Usage: Usage{Wall: wall, User: 1, PeakMiB: 1}}}}
+	}
 	r := &Results{}
 	r.put(Section{Name: "restore", ObjectsMiB: 100, Sides: []Side{side(sideShellBack, 2), side(sideBack, 1)}})
 	r.put(Section{Name: "restore", ObjectsMiB: 1024, Sides: []Side{side(sideShellBack, 2), side(sideBack, 3)}})

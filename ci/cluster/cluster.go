@@ -37,7 +37,7 @@ import (
 	"etcdsnapshot.dev/ci/parts"
 )
 
-// ErrNotUp: there is no running cluster in the folder.
+// ErrNotUp says that there is no running cluster in the folder.
 var ErrNotUp = errors.New("no cluster is up")
 
 // Options of a cluster.

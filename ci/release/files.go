@@ -192,7 +192,7 @@ func (r *release) sameTar(name string) error {
 	t := tar.NewReader(in)
 	for {
 		h, err := t.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {

@@ -47,10 +47,10 @@ func forward(client *net.TCPConn, addresses []string) {
 		server := c.(*net.TCPConn)
 		defer server.Close()
 		go func() {
-			io.Copy(server, client)
-			server.CloseWrite()
+			_, _ = io.Copy(server, client) // a broken connection is its client's to see
+			_ = server.CloseWrite()
 		}()
-		io.Copy(client, server)
+		_, _ = io.Copy(client, server)
 		return
 	}
 }

@@ -61,7 +61,7 @@ func supervise(folder string) {
 				} else {
 					<-done
 				}
-				os.Remove(pidFile(name))
+				_ = os.Remove(pidFile(name)) // it may not have been written
 				time.Sleep(restartTime)
 			}
 		}()
