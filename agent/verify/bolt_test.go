@@ -46,7 +46,9 @@ func pagesOf(t *testing.T, db []byte, kind string) (ids []int) {
 			if p.Type == kind && p.Count > 1 {
 				ids = append(ids, id)
 			}
-			id += p.OverflowCount
+			if p.Type != "free" { // what a free page says of itself is old: its neighbours may be in use
+				id += p.OverflowCount
+			}
 		}
 	}))
 	require.NotEmpty(t, ids, kind)
