@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,10 +66,10 @@ func TestDamagedPages(t *testing.T) {
 	leaf, branch := pagesOf(t, whole, "leaf"), pagesOf(t, whole, "branch")
 	at := func(db []byte, id int) []byte { return db[id*size : (id+1)*size] }
 	l, b := 0, branch[len(branch)-1]
-	for _, id := range leaf { // one that holds entries of keys, and not the first of them
+	for _, id := range leaf { // one that holds entries of keys, not the first of them, and whose next page is in use
 		p := at(whole, id)
 		first := p[16+le.Uint32(p[16+4:]):]
-		if n := le.Uint32(p[16+8:]); n == 17 && first[8] == '_' && le.Uint32(p[12:]) == 0 {
+		if n := le.Uint32(p[16+8:]); n == 17 && first[8] == '_' && le.Uint32(p[12:]) == 0 && slices.Contains(leaf, id+1) {
 			l = id
 		}
 	}
