@@ -75,6 +75,10 @@ clean: ## Remove what was built here (the cache of test programs outside the che
 generate: ## Write what is derived: DeepCopy, CRDs, JSON Schemas, the chart's schema and tables
 	$(GO) run -C ci/tools ./generate
 
+.PHONY: kubernetes-types
+kubernetes-types: ## Write the fields of each supported Kubernetes minor that the chart is tested by (needs the network)
+	$(GO) run ./ci/kubetypes 27 37
+
 .PHONY: fmt
 fmt: ## Format the Go code
 	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint fmt
