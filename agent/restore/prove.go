@@ -29,6 +29,8 @@ type Request struct {
 	Identities []age.Identity
 	// SkipHashCheck also takes a copied member/snap/db, which has no checksum of etcd's at its end.
 	SkipHashCheck bool
+	// AllowNoChecksum also takes such a copy, but no database with a wrong checksum.
+	AllowNoChecksum bool
 	// ExpectSHA256 of the decoded database, in hexadecimal; empty where it is not known.
 	ExpectSHA256 string
 	// ClusterUID of the cluster that is restored; empty where it is not known.
@@ -137,7 +139,7 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 			return nil, err
 		}
 	}
-	o := verify.Options{Identities: r.Identities, SkipHashCheck: r.SkipHashCheck, SpaceHint: spaceHint}
+	o := verify.Options{Identities: r.Identities, SkipHashCheck: r.SkipHashCheck, AllowNoChecksum: r.AllowNoChecksum, SpaceHint: spaceHint}
 	if r.Progress != nil {
 		o.Progress = func(read int64) { r.Progress(src.URI, read, size) }
 	}

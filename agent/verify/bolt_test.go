@@ -17,6 +17,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/etcddb"
 )
 
 // trailed puts etcd's checksum behind a database.
@@ -129,7 +130,7 @@ func TestFreelist(t *testing.T) {
 	require.NoError(t, err)
 	for round := range 3 {
 		require.NoError(t, b.Update(func(tx *bolt.Tx) error {
-			bucket, err := tx.CreateBucketIfNotExists([]byte(keyBucket))
+			bucket, err := tx.CreateBucketIfNotExists([]byte(etcddb.KeyBucket))
 			for i := range 2000 {
 				k := binary.BigEndian.AppendUint64(nil, uint64(1+i))
 				k = append(append(k, '_'), make([]byte, 8)...)
@@ -156,7 +157,7 @@ func TestFreelist(t *testing.T) {
 		meta = db[1024+16:]
 	}
 	list := db[int(binary.LittleEndian.Uint64(meta[32:]))*1024:]
-	require.EqualValues(t, freelistPage, list[8])
+	require.EqualValues(t, 0x10, list[8], "it is a freelist")
 	free := binary.LittleEndian.Uint64(list[16:])
 	for _, id := range []uint64{0, 1 << 40, binary.LittleEndian.Uint64(meta[16:]), binary.LittleEndian.Uint64(list[24:])} {
 		binary.LittleEndian.PutUint64(list[16:], id)
@@ -240,15 +241,13 @@ func checkWithBolt(path string) int {
 
 func TestInspectEndsWithContext(t *testing.T) {
 	path := writeFile(t, real(t, "3.6").db)
+	f, err := etcddb.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := fmt.Errorf("enough")
 	cancel(why)
-	f, err := os.Open(path)
-	require.NoError(t, err)
-	defer f.Close()
-	b := &boltFile{ctx: ctx, steps: 1023}
-	_, _, _, err = b.page(2)
-	require.ErrorIs(t, err, why)
+	require.ErrorIs(t, f.Walk(ctx, func(etcddb.Element) error { return nil }), why)
 }
 
 // FuzzInspect: whatever a file holds, reading it ends with an answer. The seed is a small database of a real etcd's making.
@@ -257,7 +256,7 @@ func FuzzInspect(f *testing.F) {
 	b, err := bolt.Open(path, 0o600, &bolt.Options{PageSize: 512, NoFreelistSync: true})
 	require.NoError(f, err)
 	require.NoError(f, b.Update(func(tx *bolt.Tx) error {
-		for _, name := range []string{keyBucket, metaBucket, clusterBucket} {
+		for _, name := range []string{etcddb.KeyBucket, etcddb.MetaBucket, etcddb.ClusterBucket} {
 			bucket, err := tx.CreateBucket([]byte(name))
 			if err != nil {
 				return err
@@ -303,7 +302,7 @@ func TestPageSizes(t *testing.T) {
 		require.NoError(t, err)
 		for rev := range 2 {
 			require.NoError(t, b.Update(func(tx *bolt.Tx) error {
-				bucket, err := tx.CreateBucketIfNotExists([]byte(keyBucket))
+				bucket, err := tx.CreateBucketIfNotExists([]byte(etcddb.KeyBucket))
 				if err != nil {
 					return err
 				}

@@ -38,6 +38,8 @@ type Options struct {
 	// SkipHashCheck also takes a database without etcd's checksum at its end, or with a wrong one: a copy of a member's
 	// file snap/db. All other checks are made.
 	SkipHashCheck bool
+	// AllowNoChecksum also takes a database without etcd's checksum at its end, but not one with a wrong one.
+	AllowNoChecksum bool
 	// Progress, if not nil, is told how many bytes of the stored object were read.
 	Progress func(read int64)
 	// SpaceHint says what to do where there is too little room; empty means "choose another folder with --scratch-dir".
@@ -97,7 +99,7 @@ func Database(ctx context.Context, src Source, dst string, o Options) (facts Fac
 	if facts, err = decode(src, in, out, o); err != nil {
 		return Facts{}, fmt.Errorf("%s: %w", src.Name, err)
 	}
-	if err = checkTrailer(&facts, out, o.SkipHashCheck); err != nil {
+	if err = checkTrailer(&facts, out, o); err != nil {
 		return Facts{}, fmt.Errorf("%s: %w", src.Name, err)
 	}
 	if facts.Status, err = Inspect(ctx, dst); err != nil {
@@ -170,16 +172,16 @@ func storeError(err error) error {
 // (as etcdutl's restore tells).
 const trailerMod = 512
 
-func checkTrailer(facts *Facts, out *landing, skip bool) error {
+func checkTrailer(facts *Facts, out *landing, o Options) error {
 	switch facts.Size % trailerMod {
 	case sha256.Size:
 		facts.HasTrailer = true
 		facts.TrailerMatches = out.trailer == [sha256.Size]byte(out.tail)
-		if !facts.TrailerMatches && !skip {
+		if !facts.TrailerMatches && !o.SkipHashCheck {
 			return corruptf("database", "etcd's checksum at its end says sha256 %x, and what comes before has %x", out.tail, out.trailer)
 		}
 	case 0:
-		if !skip {
+		if !o.SkipHashCheck && !o.AllowNoChecksum {
 			return fmt.Errorf("database has %w of etcd's at its end: it is %w, or a copy of a member's file snap/db (which --skip-hash-check takes)", ErrNoChecksum, archive.ErrCorrupt)
 		}
 	default:
@@ -188,10 +190,30 @@ func checkTrailer(facts *Facts, out *landing, skip bool) error {
 	return nil
 }
 
+// Trailer compares etcd's checksum at the end of the database file at path, where there is one, with what comes before. The
+// error is archive.ErrCorrupt where they differ, or where the file is cut short.
+func Trailer(ctx context.Context, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("check database: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("check database: %w", err)
+	}
+	out := &landing{ctx: ctx, hash: sha256.New()}
+	if _, err := io.CopyBuffer(struct{ io.Writer }{out}, struct{ io.Reader }{f}, make([]byte, 256<<10)); err != nil {
+		return fmt.Errorf("check database %s: %w", path, err)
+	}
+	facts := Facts{Size: fi.Size(), SHA256: out.sum()}
+	return checkTrailer(&facts, out, Options{AllowNoChecksum: true})
+}
+
 // landing writes the database and hashes it twice in one: without etcd's checksum at its end, and with it.
 type landing struct {
 	ctx   context.Context
-	f     *os.File
+	f     *os.File // nil: it is only hashed
 	limit int64
 	hint  string
 	n     int64
@@ -210,7 +232,9 @@ func (l *landing) Write(p []byte) (n int, err error) {
 	if l.limit > 0 && l.n+int64(len(p)) > l.limit {
 		return 0, corruptf("database", "it has more than the %d bytes that it may have", l.limit)
 	}
-	n, err = l.f.Write(p)
+	if n = len(p); l.f != nil {
+		n, err = l.f.Write(p)
+	}
 	l.n += int64(n)
 	if err != nil {
 		return n, spaceError(err, filepath.Dir(l.f.Name()), l.limit, l.hint)

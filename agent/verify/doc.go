@@ -1,8 +1,7 @@
 // Package verify proves that a stored snapshot is what it should be: that the object is the one that was stored, that
 // the database within is whole, and that an etcd starts from it and serves what it holds.
 //
-// Nothing here trusts what it reads. The database's pages are checked by code that cannot fault or loop on a damaged
-// page, which bbolt's own consistency check can, and memory does not grow with the database but for 8 bytes or so a key.
+// Nothing here trusts what it reads, and memory does not grow with the database but for 8 bytes or so a key.
 package verify
 
 import (

@@ -2,16 +2,12 @@ package verify
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"hash/crc32"
 	"hash/maphash"
-	"os"
-
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/etcddb"
 )
 
 // Status is what a database says of itself. Hash, Revision, TotalKeys and StorageVersion are what `etcdutl snapshot
@@ -35,34 +31,21 @@ type Status struct {
 	Bumped bool
 }
 
-// Names of what etcd keeps where (go.etcd.io/etcd/server/v3/storage/schema: bucket.go).
-const (
-	keyBucket         = "key"
-	metaBucket        = "meta"
-	clusterBucket     = "cluster"
-	storageVersionKey = "storageVersion"
-	clusterVersionKey = "clusterVersion"
-)
-
 // Inspect checks the consistency of the etcd database in the file at path, which nobody may write to meanwhile, and reads
 // its status. A checksum of etcd's behind it (see Database) is neither needed nor checked. Damage is archive.ErrCorrupt;
 // the error of a bbolt database that is not etcd's is archive.ErrUnknownFormat, too.
 func Inspect(ctx context.Context, path string) (Status, error) {
-	f, err := os.Open(path)
+	f, err := etcddb.Open(path)
 	if err != nil {
-		return Status{}, fmt.Errorf("inspect database: %w", err)
+		return Status{}, fmt.Errorf("inspect %w", err)
 	}
 	defer f.Close()
-	fi, err := f.Stat()
-	if err != nil {
-		return Status{}, fmt.Errorf("inspect database: %w", err)
-	}
 	r := &reader{crc: crc32.New(crc32.MakeTable(crc32.Castagnoli)), live: map[uint64]struct{}{}, seed: maphash.MakeSeed()}
-	if err := walkBolt(ctx, f, fi.Size(), r.visit); err != nil {
+	if err := f.Walk(ctx, r.visit); err != nil {
 		return Status{}, err
 	}
 	if !r.etcd {
-		return Status{}, fmt.Errorf("%w: it is a bbolt database, but no etcd's: it has no bucket %q: %w", archive.ErrUnknownFormat, keyBucket, archive.ErrCorrupt)
+		return Status{}, fmt.Errorf("%w: it is a bbolt database, but no etcd's: it has no bucket %q: %w", archive.ErrUnknownFormat, etcddb.KeyBucket, archive.ErrCorrupt)
 	}
 	r.status.Hash, r.status.TotalKeys = r.crc.Sum32(), int64(len(r.live))
 	_, r.status.Bumped = r.live[maphash.Bytes(r.seed, nil)]
@@ -83,81 +66,42 @@ type reader struct {
 	seed maphash.Seed
 }
 
-func (r *reader) visit(bucket, key, value []byte) error {
-	if key == nil {
-		r.etcd = r.etcd || string(bucket) == keyBucket
-		_, err := r.crc.Write(bucket)
+func (r *reader) visit(e etcddb.Element) error {
+	if e.Key == nil {
+		r.etcd = r.etcd || string(e.Bucket) == etcddb.KeyBucket
+		_, err := r.crc.Write(e.Bucket)
 		return err
 	}
-	_, _ = r.crc.Write(key) // a hash does not fail
-	_, _ = r.crc.Write(value)
-	switch string(bucket) {
-	case keyBucket:
-		return r.entry(key, value)
-	case metaBucket:
-		if string(key) == storageVersionKey {
-			r.status.StorageVersion = string(clip(value))
+	_, _ = r.crc.Write(e.Key) // a hash does not fail
+	_, _ = r.crc.Write(e.Value)
+	switch string(e.Bucket) {
+	case etcddb.KeyBucket:
+		return r.entry(e)
+	case etcddb.MetaBucket:
+		if string(e.Key) == etcddb.StorageVersionKey {
+			r.status.StorageVersion = string(etcddb.Clip(e.Value))
 		}
-	case clusterBucket:
-		if string(key) == clusterVersionKey {
-			r.status.ClusterVersion = string(clip(value))
+	case etcddb.ClusterBucket:
+		if string(e.Key) == etcddb.ClusterVersionKey {
+			r.status.ClusterVersion = string(etcddb.Clip(e.Value))
 		}
 	}
 	return nil
 }
 
 // entry reads one change of a key.
-func (r *reader) entry(key, value []byte) error {
-	main, tombstone, err := parseRevision(key)
+func (r *reader) entry(element etcddb.Element) error {
+	e, err := etcddb.ParseEntry(element.Key, element.Value)
 	if err != nil {
-		return corruptf("database", "the entry with the key %q: %w", clip(key), err)
+		return err
 	}
-	name, err := keyOf(value)
-	if err != nil {
-		return corruptf("database", "the entry of revision %d: %w", main, err)
-	}
-	r.status.Revision = main // entries are in the order of revisions
+	r.status.Revision = e.Main // entries are in the order of revisions
 	r.status.Entries++
-	sum := maphash.Bytes(r.seed, name)
-	if tombstone {
+	sum := maphash.Bytes(r.seed, e.Key)
+	if e.Tombstone {
 		delete(r.live, sum)
 	} else {
 		r.live[sum] = struct{}{}
 	}
 	return nil
-}
-
-// parseRevision reads the key of an entry: the revision's main part, an underscore, its sub part, and a t where the entry
-// is a deletion (go.etcd.io/etcd/server/v3/storage/mvcc: revision.go).
-func parseRevision(k []byte) (main int64, tombstone bool, err error) {
-	switch {
-	case len(k) != 17 && len(k) != 18, k[8] != '_', len(k) == 18 && k[17] != 't':
-		return 0, false, errors.New("it is not a revision")
-	}
-	main = int64(binary.BigEndian.Uint64(k))
-	if main < 0 || int64(binary.BigEndian.Uint64(k[9:])) < 0 {
-		return 0, false, errors.New("its revision is negative")
-	}
-	return main, len(k) == 18, nil
-}
-
-// keyOf reads the key out of a mvccpb.KeyValue, whose first field it is, and checks that the rest is well-formed.
-func keyOf(b []byte) (key []byte, err error) {
-	for len(b) > 0 {
-		number, wire, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return nil, fmt.Errorf("it is not well-formed: %w", protowire.ParseError(n))
-		}
-		b = b[n:]
-		if number == 1 && wire == protowire.BytesType {
-			key, n = protowire.ConsumeBytes(b)
-		} else {
-			n = protowire.ConsumeFieldValue(number, wire, b)
-		}
-		if n < 0 {
-			return nil, fmt.Errorf("it is not well-formed: %w", protowire.ParseError(n))
-		}
-		b = b[n:]
-	}
-	return key, nil
 }

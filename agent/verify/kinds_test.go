@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"etcdsnapshot.dev/agent/etcddb"
 	"etcdsnapshot.dev/ci/etcdtest"
 )
 
@@ -93,10 +94,9 @@ func FuzzSniff(f *testing.F) {
 		k.finish()
 		require.EqualValues(t, 1, k.Objects()+k.Other+k.Undecodable)
 		for _, one := range k.List {
-			require.True(t, isName([]byte(one.Kind)) && isName([]byte(one.APIVersion)) || isName([]byte(one.Resource)) && isName([]byte(one.Encryption)))
+			require.True(t, one.Kind != "" && one.APIVersion != "" || one.Resource != "" && one.Encryption != "")
 			require.Less(t, len(one.String()), 1024)
 		}
-		_, _ = keyOf(value)
-		_, _, _ = parseRevision(value)
+		_, _ = etcddb.ParseEntry(key, value)
 	})
 }

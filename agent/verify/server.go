@@ -17,6 +17,8 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"etcdsnapshot.dev/agent/etcddb"
 )
 
 // The one member of the throwaway cluster. Nothing listens at its URL and nothing is sent there: a cluster of one has
@@ -117,7 +119,7 @@ func readAll(kv mvcc.KV, d *Drill) error {
 	for from := []byte{0}; ; {
 		page, err := kv.Range(context.Background(), from, []byte{}, mvcc.RangeOptions{Limit: limit, Rev: d.Revision})
 		if err != nil {
-			return fmt.Errorf("range from key %q at revision %d: %w", clip(from), d.Revision, err)
+			return fmt.Errorf("range from key %q at revision %d: %w", etcddb.Clip(from), d.Revision, err)
 		}
 		size := 0
 		for _, pair := range page.KVs {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/etcddb"
 )
 
 // tmpfs mounts a file system of that size over a new folder; only root can, and CI must.
@@ -110,7 +111,7 @@ func TestMemory(t *testing.T) {
 	require.NoError(t, err)
 	for batch := range 16 {
 		require.NoError(t, b.Update(func(tx *bolt.Tx) error {
-			bucket, err := tx.CreateBucketIfNotExists([]byte(keyBucket))
+			bucket, err := tx.CreateBucketIfNotExists([]byte(etcddb.KeyBucket))
 			for i := range 60 {
 				n := uint64(1 + batch*60 + i)
 				k := append(append(binary.BigEndian.AppendUint64(nil, n), '_'), make([]byte, 8)...)

@@ -1,6 +1,7 @@
 // Command generate writes everything that is derived from the Go types in agent/api/v1: their DeepCopy methods,
 // the CRDs (embedded in the agent, and as templates of the chart) and the JSON Schemas under schemas/; and from the
-// chart's values.yaml and presets.yaml: the schema of its values and the tables in its README.
+// chart's values.yaml and presets.yaml: the schema of its values and the tables in its README. From Kubernetes' own Go types
+// it writes what the agent needs to read objects out of etcd.
 //
 // It is run by `make generate`; `make verify` fails when what it writes differs from what is committed.
 package main
@@ -40,6 +41,9 @@ func main() {
 func run(root string) error {
 	if err := deepCopy(root); err != nil {
 		return fmt.Errorf("write DeepCopy methods: %w", err)
+	}
+	if err := writeKinds(root); err != nil {
+		return fmt.Errorf("write the fields of Kubernetes' kinds: %w", err)
 	}
 	g, err := load(root)
 	if err != nil {
