@@ -114,6 +114,9 @@ func podNamespace() string {
 	return metav1.NamespaceDefault
 }
 
+// REST is for requests that this package does not know.
+func (c *Client) REST() rest.Interface { return c.rest }
+
 // Namespace is the one to use where none is named: the pod's own, or the kubeconfig's.
 func (c *Client) Namespace() string { return c.namespace }
 

@@ -12,6 +12,8 @@ import (
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/doctor"
 	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/inspect"
+	"etcdsnapshot.dev/agent/object"
 	"etcdsnapshot.dev/agent/restore"
 	"etcdsnapshot.dev/agent/snapshot"
 	"etcdsnapshot.dev/agent/store"
@@ -94,11 +96,14 @@ func isConfig(err error) bool {
 		invalid *api.InvalidError
 		foreign *destination.ForeignError
 		member  *etcd.ConfigError
-		object  *catalog.ConfigError
+		server  *catalog.ConfigError
 		value   *archive.FieldError
+		query   *inspect.UsageError
+		sealed  *object.EncryptedError
 	)
 	return errors.As(err, &usage) || errors.As(err, &invalid) || errors.As(err, &foreign) ||
-		errors.As(err, &member) || errors.As(err, &object) || errors.As(err, &value) || errors.Is(err, store.ErrConfig) ||
-		errors.Is(err, restore.ErrRefused) || errors.Is(err, doctor.ErrConfig) ||
+		errors.As(err, &member) || errors.As(err, &server) || errors.As(err, &value) || errors.As(err, &query) ||
+		errors.As(err, &sealed) || errors.Is(err, store.ErrConfig) || errors.Is(err, restore.ErrRefused) ||
+		errors.Is(err, doctor.ErrConfig) ||
 		errors.Is(err, archive.ErrNoIdentity) || errors.Is(err, archive.ErrWrongIdentity)
 }

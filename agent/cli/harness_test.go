@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 		go func() { cancel(cli.Interrupted{Signal: <-signals}) }()
 		os.Exit(cli.Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
+	cli.Run(context.Background(), []string{"version"}, strings.NewReader(""), io.Discard, io.Discard) // sets the libraries' loggers, before they log
 	os.Exit(m.Run())
 }
 

@@ -26,10 +26,13 @@ type policyFlags struct {
 	readOnly bool
 }
 
-func (f *policyFlags) register(cmd *cobra.Command) {
+func (f *policyFlags) register(cmd *cobra.Command) { f.registerAs(cmd, "namespace", "n") }
+
+// registerAs gives the flag for the policy's namespace a name: some verbs need --namespace for something else.
+func (f *policyFlags) registerAs(cmd *cobra.Command, namespace, shorthand string) {
 	fl := cmd.Flags()
 	fl.StringVar(&f.name, "policy", "", "name of the EtcdSnapshotPolicy to read from the API server")
-	fl.StringVarP(&f.namespace, "namespace", "n", "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
+	fl.StringVarP(&f.namespace, namespace, shorthand, "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
 	fl.StringVarP(&f.file, "policy-file", "f", "", "file with the EtcdSnapshotPolicy's manifest (- is stdin); no API server is needed")
 	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the manifest to make the policy of, where the API server has none of that name")
 	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account, $KUBECONFIG, ~/.kube/config)")

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,20 +10,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"etcdsnapshot.dev/agent/archive"
-	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/restore"
 )
 
 type restoreFlags struct {
-	policyFlags
-	// Which snapshot, and from where without a policy.
-	latest            bool
-	at, from, fromDir string
-	identities        []string
-	skipHashCheck     bool
-	expectSHA256      string
-	stall             time.Duration
-	scratchDir        string
+	sourceFlags
+	skipHashCheck bool
+	expectSHA256  string
+	scratchDir    string
 
 	// What it is restored to.
 	dataDir, oldDataDir, walDir, member, initialCluster, token, etcdVersion string
@@ -76,15 +69,10 @@ The revision is raised by 1,000,000,000 so that no client that watches sees it g
 		},
 	}
 	f.register(cmd)
+	f.registerSource(cmd)
 	fl := cmd.Flags()
-	fl.BoolVar(&f.latest, "latest", false, "the newest snapshot")
-	fl.StringVar(&f.at, "at", "", "the newest snapshot taken at or before this time: 2026-01-02T03:04:05Z, or 2026-01-02 03:04 in UTC")
-	fl.StringVar(&f.from, "from", "", "a file instead of a policy's destination (- is stdin)")
-	fl.StringVar(&f.fromDir, "from-dir", "", "a folder of one cluster's snapshots instead of a policy's destination")
-	fl.StringSliceVar(&f.identities, "identity", nil, "file with the age or SSH private key that opens encrypted snapshots (repeatable)")
 	fl.BoolVar(&f.skipHashCheck, "skip-hash-check", false, "also take a copied member/snap/db, which has no checksum of etcd's at its end; all else is checked")
 	fl.StringVar(&f.expectSHA256, "expect-sha256", "", "refuse a snapshot whose database has another sha256; --plan prints it")
-	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a download that makes no progress for this long")
 	fl.StringVar(&f.scratchDir, "scratch-dir", "", "folder for the decoded database (default: beside the data directory)")
 
 	fl.StringVar(&f.dataDir, "data-dir", "", "data directory to make; it must be missing or empty")
@@ -175,21 +163,6 @@ func count(given ...bool) (n int) {
 	return n
 }
 
-// selection is the snapshot as it was asked for.
-func (f *restoreFlags) selection(name string) (restore.Selection, error) {
-	s := restore.Selection{Name: name, Latest: f.latest}
-	if f.at == "" {
-		return s, nil
-	}
-	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, "2006-01-02 15:04", "20060102t150405z"} {
-		if at, err := time.Parse(layout, f.at); err == nil {
-			s.At = at
-			return s, nil
-		}
-	}
-	return s, usageErrorf("--at: %q is no time like 2026-01-02T03:04:05Z (or without the Z, in UTC)", f.at)
-}
-
 func (f *restoreFlags) run(ctx context.Context, e *env, name string) error {
 	if f.distribution == "kubeadm" {
 		f.kubeadm = true
@@ -217,78 +190,10 @@ func (f *restoreFlags) run(ctx context.Context, e *env, name string) error {
 
 // request finds the snapshot and its copies; done closes what it opened.
 func (f *restoreFlags) request(ctx context.Context, e *env, want restore.Selection) (r restore.Request, done func(), err error) {
-	done = func() {}
-	r = restore.Request{SkipHashCheck: f.skipHashCheck, ExpectSHA256: f.expectSHA256, AllowOtherCluster: f.allowOtherCluster,
-		AllowNewerStorage: f.allowNewerStorage, EtcdVersion: f.etcdVersion, Log: e.log}
-	if r.Identities, err = e.loadIdentities(f.identities); err != nil {
-		return r, done, err
-	}
-	if e.status.terminal {
-		meters := map[string]*meter{}
-		r.Progress = func(uri string, read, total int64) {
-			if meters[uri] == nil {
-				meters[uri] = newMeter("reading " + uri)
-			}
-			meters[uri].show(e.status, read, total)
-		}
-	}
-	if f.from == "-" {
-		r.Sources = []*restore.Source{restore.FromReader("stdin", e.stdin)}
-		return r, done, nil
-	}
-	if f.from != "" {
-		src, err := restore.FromFile(f.from)
-		if err != nil {
-			return r, done, &usageError{err}
-		}
-		r.Sources = []*restore.Source{src}
-		return r, done, nil
-	}
-	var (
-		opened   []*destination.Destination
-		failures []error
-		policy   string
-		owner    destination.Owner
-	)
-	if f.fromDir != "" {
-		d, err := restore.OpenFolder(f.fromDir, e.log)
-		if err != nil {
-			return r, done, fmt.Errorf("--from-dir: %w", err)
-		}
-		opened = append(opened, d)
-	} else {
-		l, err := f.load(ctx, e)
-		if err != nil {
-			return r, done, err
-		}
-		var unusable map[string]error
-		opened, unusable, done = l.open(ctx, destination.Options{StallTimeout: f.stall, Log: e.log})
-		failures, policy, owner = l.unusableErrors(unusable), l.policy.Name, l.owner
-		r.ClusterUID = owner.ClusterUID
-	}
-	survey := destination.Look(ctx, opened)
-	for _, part := range survey.Destinations {
-		if part.Err != nil {
-			failures = append(failures, fmt.Errorf("destination %s: %w", part.Destination.Spec.Name, part.Err))
-		}
-	}
-	row, err := restore.Choose(survey, policy, want)
-	if err != nil {
-		return r, done, errors.Join(append([]error{err}, failures...)...)
-	}
-	for _, failure := range failures {
-		e.log.Warn("this destination cannot be read; there may be newer snapshots, or another copy, in it", "error", failure)
-	}
-	for _, d := range opened {
-		if _, ok := row.Copies[d.Spec.Name]; !ok {
-			continue
-		}
-		if err := d.CheckOwner(ctx, owner); err != nil && !f.allowOtherCluster {
-			return r, done, fmt.Errorf("destination %s: %w (to restore another cluster's snapshot here all the same: --allow-other-cluster)", d.Spec.Name, err)
-		}
-		r.Sources = append(r.Sources, restore.FromDestination(d, row.Name, f.stall))
-	}
-	return r, done, nil
+	r, done, err = f.sourceFlags.request(ctx, e, want, f.allowOtherCluster)
+	r.SkipHashCheck, r.ExpectSHA256, r.AllowOtherCluster = f.skipHashCheck, f.expectSHA256, f.allowOtherCluster
+	r.AllowNewerStorage, r.EtcdVersion = f.allowNewerStorage, f.etcdVersion
+	return r, done, err
 }
 
 // config is the member that the flags describe, with etcdutl's defaults.
