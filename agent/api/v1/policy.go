@@ -196,9 +196,16 @@ type EtcdSnapshotPolicyStatus struct {
 	// Schedule of the CronJob that ran last, in its time zone.
 	// +optional
 	Schedule string `json:"schedule,omitempty"`
+	// Longest time, in seconds, between two runs of that schedule: a weekend, where it runs on weekdays.
+	// +optional
+	ScheduleIntervalSeconds int64 `json:"scheduleIntervalSeconds,omitempty"`
 	// When the last run began.
 	// +optional
 	LastRunTime *metav1.Time `json:"lastRunTime,omitempty"`
+	// How the last run ended. Succeeded: the snapshot reached every required destination. Partial: it reached some.
+	// +optional
+	// +kubebuilder:validation:Enum=Succeeded;Partial;Failed
+	LastResult string `json:"lastResult,omitempty"`
 	// When the last snapshot was taken that reached every required destination.
 	// +optional
 	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
@@ -208,6 +215,9 @@ type EtcdSnapshotPolicyStatus struct {
 	// How long the last run took.
 	// +optional
 	LastDuration *metav1.Duration `json:"lastDuration,omitempty"`
+	// The same in seconds (1.58), for programs.
+	// +optional
+	LastDurationSeconds string `json:"lastDurationSeconds,omitempty"`
 	// Runs in a row that did not reach every required destination.
 	// +optional
 	ConsecutiveFailures int32 `json:"consecutiveFailures"`
@@ -217,6 +227,32 @@ type EtcdSnapshotPolicyStatus struct {
 	// Size of the newest snapshot as stored, for people (12.3 MiB).
 	// +optional
 	Size string `json:"size,omitempty"`
+	// Bytes of the database in the last snapshot that was stored somewhere.
+	// +optional
+	DatabaseBytes int64 `json:"databaseBytes,omitempty"`
+	// Bytes of the database in the one before it.
+	// +optional
+	PreviousDatabaseBytes int64 `json:"previousDatabaseBytes,omitempty"`
+	// Bytes of the last snapshot as stored.
+	// +optional
+	StoredBytes int64 `json:"storedBytes,omitempty"`
+	// Revision of etcd when the last snapshot was taken.
+	// +optional
+	Revision int64 `json:"revision,omitempty"`
+	// Revision of etcd when the one before it was taken.
+	// +optional
+	PreviousRevision int64 `json:"previousRevision,omitempty"`
+	// Certificates that etcd is reached with, as the last run read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=file
+	Certificates []CertificateStatus `json:"certificates,omitempty"`
+	// The last verifications, by level. One of level restore proves what the lower levels do, and is entered under its own
+	// level alone.
+	// +optional
+	// +listType=map
+	// +listMapKey=level
+	Verifications []PolicyVerificationStatus `json:"verifications,omitempty"`
 	// What each destination holds.
 	// +optional
 	// +listType=map
@@ -230,10 +266,63 @@ type EtcdSnapshotPolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
+// Values of EtcdSnapshotPolicyStatus.LastResult.
+const (
+	ResultSucceeded = "Succeeded"
+	ResultPartial   = "Partial"
+	ResultFailed    = "Failed"
+)
+
+// CertificateStatus is what was read in a file of certificates.
+type CertificateStatus struct {
+	// Path of the file.
+	// +required
+	File string `json:"file"`
+	// When it expires; of several CA certificates, the last one of them.
+	// +required
+	NotAfter metav1.Time `json:"notAfter"`
+}
+
+// PolicyVerificationStatus is what the verifications of one level found.
+type PolicyVerificationStatus struct {
+	// +required
+	// +kubebuilder:validation:Enum=checksum;database;restore
+	Level string `json:"level"`
+	// When the last one was made.
+	// +required
+	Time metav1.Time `json:"time"`
+	// Snapshot that it was made of: of several, the newest one that failed, or else the newest.
+	// +required
+	Snapshot string `json:"snapshot"`
+	// +required
+	// +kubebuilder:validation:Enum=Passed;Failed
+	Result string `json:"result"`
+	// +optional
+	Message string `json:"message,omitempty"`
+	// When one last passed.
+	// +optional
+	PassedTime *metav1.Time `json:"passedTime,omitempty"`
+	// Newest snapshot that passed.
+	// +optional
+	PassedSnapshot string `json:"passedSnapshot,omitempty"`
+	// When that snapshot was taken.
+	// +optional
+	PassedSnapshotTime *metav1.Time `json:"passedSnapshotTime,omitempty"`
+}
+
 // PolicyDestinationStatus is what one destination holds of this policy's snapshots.
 type PolicyDestinationStatus struct {
 	// +required
 	Name string `json:"name"`
+	// hostPath, gcs, azure or s3.
+	// +optional
+	Backend string `json:"backend,omitempty"`
+	// Whether a run fails when it does not reach this destination.
+	// +optional
+	Required *bool `json:"required,omitempty"`
+	// Whether a retention rule says which snapshots are kept here; without one, all are.
+	// +optional
+	Retention *bool `json:"retention,omitempty"`
 	// Snapshots in this destination.
 	// +optional
 	Snapshots int32 `json:"snapshots"`
@@ -242,6 +331,12 @@ type PolicyDestinationStatus struct {
 	Bytes int64 `json:"bytes"`
 	// +optional
 	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
+	// When retention was last applied here without an error.
+	// +optional
+	LastPruneTime *metav1.Time `json:"lastPruneTime,omitempty"`
+	// Snapshots that it removed then.
+	// +optional
+	LastPruned *int32 `json:"lastPruned,omitempty"`
 	// Why the last run failed here; empty after a success.
 	// +optional
 	Message string `json:"message,omitempty"`

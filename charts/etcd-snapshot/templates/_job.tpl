@@ -371,6 +371,9 @@ etcd-snapshot.podSecurity gives the pods' security context. A verification is ro
 - --spool-limit={{ $config.spool.sizeLimit }}
 {{- else }}
 - {{ printf "--schedule=%s" $config.schedule | quote }}
+{{- with $config.timeZone }}
+- --schedule-time-zone={{ . }}
+{{- end }}
 - --spool-dir=/spool
 {{- if include "etcd-snapshot.onEveryNode" . }}
 - --index=$(JOB_COMPLETION_INDEX)
