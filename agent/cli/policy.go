@@ -34,7 +34,7 @@ func (f *policyFlags) registerAs(cmd *cobra.Command, namespace, shorthand string
 	fl.StringVar(&f.name, "policy", "", "name of the EtcdSnapshotPolicy to read from the API server")
 	fl.StringVarP(&f.namespace, namespace, shorthand, "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
 	fl.StringVarP(&f.file, "policy-file", "f", "", "file with the EtcdSnapshotPolicy's manifest (- is stdin); no API server is needed")
-	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the manifest to make the policy of, where the API server has none of that name")
+	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the release's manifest: makes the policy where the API server has none of that name, and brings it up to date")
 	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account, $KUBECONFIG, ~/.kube/config)")
 	fl.StringSliceVarP(&f.destinations, "destination", "d", nil, "only these destinations of the policy (default: all)")
 }
@@ -127,6 +127,8 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 	l.policy, err = l.client.Policy(ctx, namespace, f.name)
 	if f.manifest != "" && (errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNotInstalled)) {
 		l.policy, err = l.fromManifest(ctx, e, f, namespace)
+	} else if err == nil && f.manifest != "" {
+		l.policy, err = l.upToDate(ctx, e, f)
 	}
 	if err != nil {
 		return err
@@ -143,15 +145,9 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 // makes the first object, so the release that brings the CRD cannot hold an object of its kind. Where the policy cannot
 // be made the run follows the manifest all the same.
 func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, namespace string) (*v1.EtcdSnapshotPolicy, error) {
-	p, err := api.LoadPolicy(f.manifest, e.stdin)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return nil, &usageError{err}
-	}
+	p, err := f.loadManifest(e, namespace)
 	if err != nil {
 		return nil, err
-	}
-	if p.Name != f.name || p.Namespace != namespace {
-		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
 	}
 	if f.readOnly {
 		return p, nil
@@ -163,6 +159,45 @@ func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, names
 		return l.client.Policy(ctx, namespace, f.name)
 	default:
 		e.log.Warn("the policy is not there and could not be made; its manifest is followed", "error", err)
+	}
+	return p, nil
+}
+
+// upToDate gives the policy that the API server has, or the manifest's where the release has changed since a run made that
+// one: Helm takes a policy that is there into the release as it is, and patches only what changes after that. Edits by
+// hand are no such change. See v1.AnnotationSpecDigest.
+func (l *loaded) upToDate(ctx context.Context, e *env, f *policyFlags) (*v1.EtcdSnapshotPolicy, error) {
+	digest := l.policy.Annotations[v1.AnnotationSpecDigest]
+	if digest == "" {
+		return l.policy, nil
+	}
+	p, err := f.loadManifest(e, l.policy.Namespace)
+	if err != nil || p.Annotations[v1.AnnotationSpecDigest] == digest {
+		return l.policy, err
+	}
+	log := e.log.With("policy", p.Namespace+"/"+p.Name)
+	if f.readOnly {
+		log.Warn("the policy is older than the release, whose manifest is followed; the next run writes it down")
+		return p, nil
+	}
+	if err := l.client.ReplacePolicy(ctx, p); err != nil {
+		log.Warn("the policy is older than the release and could not be changed; the release's manifest is followed", "error", err)
+	} else {
+		log.Info("the policy was older than the release and was made what the release's manifest says")
+	}
+	return p, nil
+}
+
+func (f *policyFlags) loadManifest(e *env, namespace string) (*v1.EtcdSnapshotPolicy, error) {
+	p, err := api.LoadPolicy(f.manifest, e.stdin)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil, &usageError{err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Name != f.name || p.Namespace != namespace {
+		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
 	}
 	return p, nil
 }
