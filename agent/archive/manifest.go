@@ -111,7 +111,7 @@ func checkManifest(m *v1.Manifest) error {
 		return fmt.Errorf("createdAt: is %s, but the name %s says %s",
 			m.CreatedAt.UTC().Format(time.RFC3339Nano), m.Name, n.Time.Format(time.RFC3339))
 	}
-	if len(m.ClusterName) > 63 || !folderName.MatchString(m.ClusterName) {
+	if !IsClusterName(m.ClusterName) {
 		return fmt.Errorf("clusterName: must be the name of a folder, as spec.clusterName of a policy, not %.80q", m.ClusterName)
 	}
 	if err := checkEtcd(m.Etcd); err != nil {
@@ -119,6 +119,9 @@ func checkManifest(m *v1.Manifest) error {
 	}
 	return checkObject(m)
 }
+
+// IsClusterName tells whether a folder may be a cluster's: spec.clusterName of a policy has the same rule.
+func IsClusterName(s string) bool { return len(s) <= 63 && folderName.MatchString(s) }
 
 func checkEtcd(e v1.SnapshotEtcd) error {
 	for _, id := range []struct{ field, value string }{{"etcd.clusterID", e.ClusterID}, {"etcd.memberID", e.MemberID}} {

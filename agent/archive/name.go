@@ -84,6 +84,8 @@ const (
 	KindData Kind = iota + 1
 	// KindManifest is its manifest.
 	KindManifest
+	// KindProof is a note of a verification of it: see Proof.
+	KindProof
 )
 
 // manifestSuffix follows a snapshot's name in the name of its manifest.
@@ -103,6 +105,9 @@ func ParseKey(file string) (name string, kind Kind, ok bool) {
 	case manifestSuffix:
 		return name, KindManifest, true
 	default:
+		if _, _, ok := ParseProof(file); ok {
+			return name, KindProof, true
+		}
 		for _, a := range []string{v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone} {
 			if suffix == Suffix(a, false) || suffix == Suffix(a, true) {
 				return name, KindData, true

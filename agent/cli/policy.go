@@ -24,6 +24,8 @@ type policyFlags struct {
 	destinations                                []string
 	// readOnly leaves a policy that is missing in the API server missing.
 	readOnly bool
+	// anyCluster says that it does not matter which cluster this is.
+	anyCluster bool
 }
 
 func (f *policyFlags) register(cmd *cobra.Command) { f.registerAs(cmd, "namespace", "n") }
@@ -102,7 +104,7 @@ func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err erro
 		}
 		l.askServer(ctx, e)
 	}
-	if l.owner.ClusterName == "" {
+	if l.owner.ClusterName == "" && !f.anyCluster {
 		return &api.InvalidError{Source: f.file, Reasons: []string{
 			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's"}}
 	}
@@ -135,7 +137,7 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 	}
 	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
 	l.askServer(ctx, e)
-	if l.owner.ClusterName == "" {
+	if l.owner.ClusterName == "" && !f.anyCluster {
 		return fmt.Errorf("the API server did not say the UID of the namespace kube-system, which names this cluster's folder: set spec.clusterName in the policy")
 	}
 	return nil

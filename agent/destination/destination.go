@@ -193,7 +193,8 @@ func (d *Destination) Manifest(ctx context.Context, name string) (*v1.Manifest, 
 }
 
 // Remove deletes a snapshot: its manifest first, so that there is never a manifest without data. Where the data then
-// cannot be deleted, the manifest is put back: what is still there stays listed.
+// cannot be deleted, the manifest is put back: what is still there stays listed. What lies beside the data goes last; where
+// it stays, it belongs to nothing, and Sweep removes it.
 func (d *Destination) Remove(ctx context.Context, e Entry) error {
 	key := archive.ManifestKey(e.Name)
 	manifest, readErr := d.read(ctx, key, maxManifestBytes)
@@ -202,6 +203,11 @@ func (d *Destination) Remove(ctx context.Context, e Entry) error {
 	}
 	err := d.Store.Delete(ctx, e.Key)
 	if err == nil {
+		for _, o := range e.Beside {
+			if err := d.Store.Delete(ctx, o.Key); err != nil {
+				d.Log.Warn("could not remove what went with a snapshot that was removed; a later run tries again", "uri", d.URI(o.Key), "error", err)
+			}
+		}
 		return nil
 	}
 	if readErr == nil {

@@ -15,28 +15,33 @@ import (
 // than any upload takes.
 const orphanAge = 24 * time.Hour
 
-// Sweep removes data objects without a manifest that nobody works on any more, from the folder and from inv, which is
+// Sweep removes objects without a manifest that nobody works on any more, from the folder and from inv, which is
 // what the folder was just seen to hold, and returns their keys. What counts
 // is the store's clock, read off the newest object in the folder, never this machine's: a clock that is ahead must
 // not take a running upload for an old one.
 func (d *Destination) Sweep(ctx context.Context, inv *Inventory) (removed []string, err error) {
 	var now time.Time
 	for _, e := range slices.Concat(inv.Snapshots, inv.Orphans) {
-		if e.Stored.After(now) {
-			now = e.Stored
+		if t := e.newest(); t.After(now) {
+			now = t
 		}
 	}
 	var errs []error
 	inv.Orphans = slices.DeleteFunc(inv.Orphans, func(e Entry) bool {
-		if now.Sub(e.Stored) < orphanAge {
+		if now.Sub(e.newest()) < orphanAge {
 			return false
 		}
-		if err := d.Store.Delete(ctx, e.Key); err != nil {
-			errs = append(errs, fmt.Errorf("delete %s: %w", d.URI(e.Key), err))
-			return false
+		gone := true
+		for _, key := range e.keys() {
+			if err := d.Store.Delete(ctx, key); err != nil {
+				if gone = false; !errors.Is(err, store.ErrProtected) { // a later run removes it
+					errs = append(errs, fmt.Errorf("delete %s: %w", d.URI(key), err))
+				}
+				continue
+			}
+			removed = append(removed, key)
 		}
-		removed = append(removed, e.Key)
-		return true
+		return gone
 	})
 	if now.IsZero() { // an empty folder has no clock
 		now = time.Now()
@@ -52,4 +57,23 @@ func (d *Destination) Sweep(ctx context.Context, inv *Inventory) (removed []stri
 		removed = append(removed, fmt.Sprintf("%d unfinished uploads", n))
 	}
 	return removed, errors.Join(errs...)
+}
+
+// newest is when the last of its objects was stored.
+func (e Entry) newest() time.Time {
+	t := e.Stored
+	for _, o := range e.Beside {
+		if o.ModTime.After(t) {
+			t = o.ModTime
+		}
+	}
+	return t
+}
+
+func (e Entry) keys() []string {
+	keys := []string{e.Key}
+	for _, o := range e.Beside {
+		keys = append(keys, o.Key)
+	}
+	return keys
 }
