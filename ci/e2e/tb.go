@@ -194,10 +194,10 @@ func (c *Cluster) OnNode(tb testing.TB, node string, command ...string) string {
 	return string(out)
 }
 
-// Kubectl runs the real kubectl, and gives what it printed to stdout.
+// Kubectl runs the real kubectl, and gives what it printed to stdout. It may be called in a test's cleanup.
 func (c *Cluster) Kubectl(tb testing.TB, args ...string) string {
 	tb.Helper()
-	out, err := c.kubectl(tb.Context(), args...)
+	out, err := c.kubectl(context.WithoutCancel(tb.Context()), args...)
 	require.NoError(tb, err)
 	return out
 }
