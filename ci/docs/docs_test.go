@@ -19,9 +19,9 @@ import (
 
 const root = "../.."
 
-func all(t *testing.T) []page {
+func all(t *testing.T) []Page {
 	t.Helper()
-	p, err := pages(root)
+	p, err := Pages(root)
 	require.NoError(t, err)
 	require.Greater(t, len(p), 30)
 	return p
@@ -34,7 +34,7 @@ func TestLinks(t *testing.T) {
 	anchors := map[string][]string{}
 	for _, p := range found {
 		for _, h := range p.headings {
-			anchors[p.file] = append(anchors[p.file], h.anchor)
+			anchors[p.File] = append(anchors[p.File], h.anchor)
 		}
 	}
 	for _, p := range found {
@@ -42,11 +42,11 @@ func TestLinks(t *testing.T) {
 			if strings.Contains(l.target, "://") || strings.HasPrefix(l.target, "mailto:") {
 				continue
 			}
-			at := fmt.Sprintf("%s:%d: link to %s", p.file, l.line, l.target)
+			at := fmt.Sprintf("%s:%d: link to %s", p.File, l.line, l.target)
 			target, anchor, _ := strings.Cut(l.target, "#")
-			file := p.file
+			file := p.File
 			if target != "" {
-				file = filepath.Join(filepath.Dir(p.file), target)
+				file = filepath.Join(filepath.Dir(p.File), target)
 				_, err := os.Stat(filepath.Join(root, file))
 				assert.NoError(t, err, at)
 			}
@@ -64,7 +64,7 @@ func TestEveryPageIsLinked(t *testing.T) {
 	for _, p := range all(t) {
 		for _, l := range p.links {
 			target, _, _ := strings.Cut(l.target, "#")
-			links[p.file] = append(links[p.file], filepath.Join(filepath.Dir(p.file), target))
+			links[p.File] = append(links[p.File], filepath.Join(filepath.Dir(p.File), target))
 		}
 	}
 	reached := map[string]bool{}
@@ -83,8 +83,8 @@ func TestEveryPageIsLinked(t *testing.T) {
 	}
 	visit("README.md")
 	for _, p := range all(t) {
-		if strings.HasPrefix(p.file, "docs/") || p.file == "CONTRIBUTING.md" {
-			assert.True(t, reached[p.file], "no link leads from README.md to %s", p.file)
+		if strings.HasPrefix(p.File, "docs/") || p.File == "CONTRIBUTING.md" {
+			assert.True(t, reached[p.File], "no link leads from README.md to %s", p.File)
 		}
 	}
 }
@@ -94,13 +94,13 @@ func TestAgentCommands(t *testing.T) {
 	t.Parallel()
 	n := 0
 	for _, p := range all(t) {
-		for _, b := range p.blocks {
-			if b.language != "sh" && b.language != "console" {
+		for _, b := range p.Blocks {
+			if b.Language != "sh" && b.Language != "console" {
 				continue
 			}
 			for _, command := range agentCommands(b) {
 				n++
-				assert.NoError(t, accepts(command), "%s:%d: etcd-snapshot-agent %s", p.file, b.line, strings.Join(command, " "))
+				assert.NoError(t, accepts(command), "%s:%d: etcd-snapshot-agent %s", p.File, b.Line, strings.Join(command, " "))
 			}
 		}
 	}
@@ -116,10 +116,10 @@ var (
 
 // agentCommands gives the arguments of each command of the agent in a block. In a console's block only what is behind a
 // prompt is a command.
-func agentCommands(b block) (found [][]string) {
-	for line := range strings.SplitSeq(strings.ReplaceAll(b.text, "\\\n", " "), "\n") {
+func agentCommands(b Block) (found [][]string) {
+	for line := range strings.SplitSeq(strings.ReplaceAll(b.Text, "\\\n", " "), "\n") {
 		typed, prompt := strings.CutPrefix(line, "$ ")
-		if b.language == "console" && !prompt {
+		if b.Language == "console" && !prompt {
 			continue
 		}
 		var command []string // nil where it is not the agent's
@@ -170,16 +170,15 @@ func TestCommandBlocksAreAccountedFor(t *testing.T) {
 	t.Parallel()
 	tests := testNames(t)
 	for _, p := range all(t) {
-		for _, b := range p.blocks {
-			if b.language != "sh" {
+		for _, b := range p.Blocks {
+			if b.Language != "sh" {
 				continue
 			}
-			at := fmt.Sprintf("%s:%d", p.file, b.line)
-			by, run := strings.CutPrefix(b.before, "run by ")
+			at := fmt.Sprintf("%s:%d", p.File, b.Line)
 			why, notRun := strings.CutPrefix(b.before, "not run: ")
 			switch {
-			case run:
-				for name := range strings.SplitSeq(by, ", ") {
+			case b.RunBy() != nil:
+				for _, name := range b.RunBy() {
 					assert.True(t, tests[name], "%s: there is no test or target %s", at, name)
 				}
 			case notRun:
@@ -218,9 +217,9 @@ func testNames(t *testing.T) map[string]bool {
 // the very same commands; only what is behind a # in them is translated.
 func TestTranslationsAreInStep(t *testing.T) {
 	t.Parallel()
-	byFile := map[string]page{}
+	byFile := map[string]Page{}
 	for _, p := range all(t) {
-		byFile[p.file] = p
+		byFile[p.File] = p
 	}
 	n := 0
 	for file, p := range byFile {
@@ -233,18 +232,18 @@ func TestTranslationsAreInStep(t *testing.T) {
 		if !assert.True(t, ok, "%s translates nothing", file) {
 			continue
 		}
-		assert.Equal(t, of.shape, p.shape, "%s: it has other headings, paragraphs, lists or tables than %s", file, of.file)
-		assert.Equal(t, targets(of), targets(p), "%s: it has other links than %s", file, of.file)
-		if assert.Len(t, p.blocks, len(of.blocks), file) {
-			for i, b := range p.blocks {
-				assert.Equal(t, withoutRemarks(of.blocks[i].text), withoutRemarks(b.text), "%s:%d: another block than %s:%d", file, b.line, of.file, of.blocks[i].line)
+		assert.Equal(t, of.shape, p.shape, "%s: it has other headings, paragraphs, lists or tables than %s", file, of.File)
+		assert.Equal(t, targets(of), targets(p), "%s: it has other links than %s", file, of.File)
+		if assert.Len(t, p.Blocks, len(of.Blocks), file) {
+			for i, b := range p.Blocks {
+				assert.Equal(t, withoutRemarks(of.Blocks[i].Text), withoutRemarks(b.Text), "%s:%d: another block than %s:%d", file, b.Line, of.File, of.Blocks[i].Line)
 			}
 		}
 	}
 	require.Positive(t, n)
 }
 
-func targets(p page) (list []string) {
+func targets(p Page) (list []string) {
 	for _, l := range p.links {
 		if !strings.HasSuffix(l.target, "README.md") && !strings.HasSuffix(l.target, ".zh-CN.md") {
 			target, _, _ := strings.Cut(l.target, "#")

@@ -11,15 +11,16 @@ import (
 	"strings"
 )
 
-// page is what the checks need of one Markdown file.
-type page struct {
-	// file is its path from the repository's root.
-	file     string
+// Page is what the checks need of one Markdown file.
+type Page struct {
+	// File is its path from the repository's root.
+	File   string
+	Blocks []Block
+
 	headings []heading
 	links    []link
-	blocks   []block
-	// shape is one letter for each thing on it, in order: h1 to h6 as their digit, p a paragraph, l an item of a list,
-	// t a row of a table, c a block of code, q a quotation.
+	// shape is one letter for each thing on it, in order: headings as the digit of their level, p a paragraph, l an item of
+	// a list, t a row of a table, c a block of code, q a quotation.
 	shape string
 }
 
@@ -33,13 +34,21 @@ type link struct {
 	target string
 }
 
-// block is a fenced block of code.
-type block struct {
-	line     int
-	language string
-	text     string
+// Block is a fenced block of code.
+type Block struct {
+	Line           int
+	Language, Text string
 	// before is the HTML comment on the line before it, without its marks.
 	before string
+}
+
+// RunBy are the tests that run its commands, as the comment before it says.
+func (b Block) RunBy() []string {
+	names, ok := strings.CutPrefix(b.before, "run by ")
+	if !ok {
+		return nil
+	}
+	return strings.Split(names, ", ")
 }
 
 var (
@@ -49,9 +58,9 @@ var (
 	itemPattern    = regexp.MustCompile(`^\s*([-*]|\d+\.) `)
 )
 
-// pages reads all of the repository's Markdown that people read.
-func pages(root string) ([]page, error) {
-	var found []page
+// Pages reads all of the repository's Markdown that people read.
+func Pages(root string) ([]Page, error) {
+	var found []Page
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -80,10 +89,10 @@ func pages(root string) ([]page, error) {
 }
 
 // parse reads the Markdown that this repository writes: headings with #, fences with three backticks.
-func parse(file, text string) page {
-	p := page{file: file}
+func parse(file, text string) Page {
+	p := Page{File: file}
 	var (
-		open            *block
+		open            *Block
 		comment         string
 		paragraph, list bool
 		seen            = map[string]int{}
@@ -93,9 +102,9 @@ func parse(file, text string) page {
 		trimmed := strings.TrimLeft(line, " ")
 		if open != nil {
 			if trimmed == "```" {
-				p.blocks, open = append(p.blocks, *open), nil
+				p.Blocks, open = append(p.Blocks, *open), nil
 			} else {
-				open.text += line + "\n"
+				open.Text += line + "\n"
 			}
 			continue
 		}
@@ -105,14 +114,14 @@ func parse(file, text string) page {
 		paragraph = false
 		switch {
 		case strings.HasPrefix(trimmed, "```"):
-			open = &block{line: i + 1, language: strings.TrimLeft(trimmed, "`"), before: was}
+			open = &Block{Line: i + 1, Language: strings.TrimLeft(trimmed, "`"), before: was}
 			p.shape += "c"
 			continue
 		case line == "":
 			list = false
 			continue
-		case commentPattern.MatchString(line):
-			comment = commentPattern.FindStringSubmatch(line)[1]
+		case commentPattern.MatchString(trimmed):
+			comment = commentPattern.FindStringSubmatch(trimmed)[1]
 			continue
 		case strings.HasPrefix(line, "#"):
 			level := len(line) - len(strings.TrimLeft(line, "#"))
