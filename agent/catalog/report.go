@@ -18,6 +18,8 @@ const DefaultBudget = time.Minute
 type Report struct {
 	// Policy as the verb followed it: namespace, name, UID and generation are used.
 	Policy *v1.EtcdSnapshotPolicy
+	// Owner is whose folders the destinations are; what is empty in it is not known.
+	Owner destination.Owner
 	// Node that the verb ran on. Copies on other nodes' disks cannot be seen from here.
 	Node string
 	// Run is the run of the verb snapshot; nil of any other verb.

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -35,6 +36,8 @@ func policyStatus(r *Report, v *view, old *v1.EtcdSnapshotPolicyStatus, generati
 	if r.Policy.Generation != 0 {
 		generation = r.Policy.Generation
 	}
+	status.ClusterName = cmp.Or(r.Owner.ClusterName, status.ClusterName)
+	status.ClusterUID = cmp.Or(r.Owner.ClusterUID, status.ClusterUID)
 	if r.Run != nil {
 		runStatus(r, &status, generation)
 	}

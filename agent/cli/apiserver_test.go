@@ -186,11 +186,18 @@ func TestAgainstAPIServer(t *testing.T) {
 	t.Run("what kubectl prints is a policy file", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "policy.yaml")
 		require.NoError(t, os.WriteFile(file, []byte(a.kubectl("get", "esp", "etcd", "-o", "yaml")), 0o600))
-		o := agent(t, "list", "--policy-file", file)
-		require.Equal(t, 2, o.code, "without an API server the cluster's name must be in it")
-		requireContains(t, o.stderr, "spec.clusterName")
+		o := agent(t, "list", "--policy-file", file, "-o", "name")
+		require.Zero(t, o.code, o.stderr)
+		require.NotEmpty(t, o.stdout, "its status says which folder is this cluster's")
+		a.kubectl("delete", "esp", "etcd")
+		a.apply()
+		require.NoError(t, os.WriteFile(file, []byte(a.kubectl("get", "esp", "etcd", "-o", "yaml")), 0o600))
+		o = agent(t, "list", "--policy-file", file)
+		require.Equal(t, 2, o.code, "before the first run nobody knows")
+		requireContains(t, o.stderr, "spec.clusterName", "status")
 		o = agent(t, "list", "--policy-file", file, "--kubeconfig", a.kubeconfig)
 		require.Zero(t, o.code, o.stderr)
+		require.Zero(t, a.agent("snapshot").code)
 	})
 	t.Run("the API server goes away in the middle", func(t *testing.T) {
 		// The stream stalls in a proxy until the API server is dead; then the run goes on.

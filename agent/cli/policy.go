@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,6 +99,10 @@ func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err erro
 		return err
 	}
 	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
+	if l.owner.ClusterName == "" {
+		// Printed by the API server on a better day: it says which cluster that was.
+		l.owner = destination.Owner{ClusterName: l.policy.Status.ClusterName, ClusterUID: cmp.Or(l.owner.ClusterUID, l.policy.Status.ClusterUID)}
+	}
 	if f.kubeconfig != "" {
 		if l.client, err = catalog.Connect(f.kubeconfig); err != nil {
 			return err
@@ -106,7 +111,7 @@ func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err erro
 	}
 	if l.owner.ClusterName == "" && !f.anyCluster {
 		return &api.InvalidError{Source: f.file, Reasons: []string{
-			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's"}}
+			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's, unless the manifest was saved with its status (kubectl get esp NAME -o yaml), which knows"}}
 	}
 	return nil
 }

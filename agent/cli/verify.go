@@ -175,7 +175,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	defer done()
 	survey := destination.Look(ctx, opened)
 	failures := l.unusableErrors(unusable)
-	report := catalog.Report{Policy: l.policy, Node: nodeName(""), Manifest: manifests(opened)}
+	report := catalog.Report{Policy: l.policy, Owner: l.owner, Node: nodeName(""), Manifest: manifests(opened)}
 	for _, part := range survey.Destinations {
 		seen := reported(part.Destination)
 		if part.Err != nil {

@@ -3,6 +3,7 @@
 package e2e_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"slices"
@@ -33,7 +34,7 @@ func TestDocumentedCommands(t *testing.T) {
 	_, err = c.Client.CoreV1().Secrets("kube-system").Create(t.Context(), secret, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		assert.NoError(t, c.Client.CoreV1().Secrets("kube-system").Delete(t.Context(), secret.Name, metav1.DeleteOptions{}))
+		assert.NoError(t, c.Client.CoreV1().Secrets("kube-system").Delete(context.Background(), secret.Name, metav1.DeleteOptions{}))
 	})
 	c.Install(t, e2e.Release{
 		Set:    []string{"runOnInstall=true", "encryption.age.recipients={" + identity.Recipient().String() + "}"},
@@ -47,7 +48,7 @@ func TestDocumentedCommands(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "policy.yaml"), []byte(c.Kubectl(t, "get", "esp", "etcd-snapshot", "-n", "kube-system", "-o", "yaml")), 0o600))
 	require.NoError(t, os.Symlink(e2e.Agent(), filepath.Join(dir, "etcd-snapshot-agent")))
 	path := dir
-	for _, name := range []string{"kubernetes", "etcd-3.6"} {
+	for _, name := range []string{"kubernetes", "kubernetes-node", "etcd-3.6"} {
 		tools, err := parts.Dir(t.Context(), name)
 		require.NoError(t, err)
 		path += ":" + tools
@@ -64,9 +65,8 @@ func TestDocumentedCommands(t *testing.T) {
 			}
 			blocks++
 			out, err := c.Exec(t.Context(), c.ControlPlane(t)[0], "env", "PATH="+path+":"+os.Getenv("PATH"), "KUBECONFIG=/etc/kubernetes/admin.conf",
-				"bash", "-euo", "pipefail", "-c", "cd "+dir+"\nset -x\n"+names.Replace(b.Text))
+				"bash", "-euc", "cd "+dir+"\nset -x\n"+names.Replace(b.Text))
 			assert.NoError(t, err, "%s:%d\n%s", p.File, b.Line, out)
-			t.Logf("%s:%d\n%s", p.File, b.Line, out)
 		}
 	}
 	require.Greater(t, blocks, 10)

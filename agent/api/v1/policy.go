@@ -41,7 +41,8 @@ type EtcdSnapshotPolicyList struct {
 // EtcdSnapshotPolicySpec is what a user writes.
 type EtcdSnapshotPolicySpec struct {
 	// Name of the folder in every destination that this cluster's snapshots lie in. Defaults to the UID of the
-	// namespace kube-system; required where the policy is read from a file without an API server.
+	// namespace kube-system; where the policy is read from a file without an API server, to status.clusterName, and
+	// without that it is required.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
@@ -193,6 +194,13 @@ const (
 
 // EtcdSnapshotPolicyStatus is what the last runs found. It is written by the agent only.
 type EtcdSnapshotPolicyStatus struct {
+	// Name of the folder in every destination that this cluster's snapshots lie in, as the last run used it. A manifest
+	// that was saved with its status is enough to find them without an API server.
+	// +optional
+	ClusterName string `json:"clusterName,omitempty"`
+	// UID that marks this cluster's folders, as the last run used it.
+	// +optional
+	ClusterUID string `json:"clusterUID,omitempty"`
 	// Schedule of the CronJob that ran last, in its time zone.
 	// +optional
 	Schedule string `json:"schedule,omitempty"`
