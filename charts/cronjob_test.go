@@ -1,10 +1,12 @@
 package charts
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/robfig/cron/v3"
 	"github.com/stretchr/testify/require"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -162,6 +164,42 @@ func containerOf(cronJobSpec map[string]any) map[string]any {
 		at = at[key].(map[string]any)
 	}
 	return at["containers"].([]any)[0].(map[string]any)
+}
+
+// The minute in the place of H follows from the cluster's name and what runs, and spreads a fleet over the hour.
+func TestMinuteOfTheCluster(t *testing.T) {
+	t.Parallel()
+	const values = "schedule: H */6 * * mon-fri\nverification: {schedule: 'h 3 * * *'}\nclusterName: "
+	minutes := map[string]int{}
+	apart := 0
+	for i := range 60 {
+		r := rendering{values: values + fmt.Sprintf("prod-%d", i)}
+		o := render(t, r)
+		minute, rest, _ := strings.Cut(o.cronJob(t).Spec.Schedule, " ")
+		require.Equal(t, "*/6 * * mon-fri", rest)
+		require.Contains(t, o.agent(t).Args, "--schedule="+o.cronJob(t).Spec.Schedule)
+		require.Contains(t, o.release.Info.Notes, o.cronJob(t).Spec.Schedule)
+		if i == 0 {
+			again, err := r.run(t)
+			require.NoError(t, err)
+			require.Equal(t, o.release.Manifest, again.Manifest, "it is the same each time")
+		}
+		verify := ""
+		for _, j := range o.cronJobs {
+			if strings.HasSuffix(j.Name, "-verify") {
+				verify = j.Spec.Schedule
+			}
+			_, err := cron.ParseStandard(j.Spec.Schedule)
+			require.NoError(t, err)
+		}
+		require.True(t, strings.HasSuffix(verify, " 3 * * *"), verify)
+		if !strings.HasPrefix(verify, minute+" ") {
+			apart++
+		}
+		minutes[minute]++
+	}
+	require.Greater(t, len(minutes), 30, "%v", minutes)
+	require.Greater(t, apart, 50)
 }
 
 func TestZeroIsNotNothing(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	patchtypes "k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
@@ -132,6 +133,66 @@ func (c *cluster) runWithoutPolicy(t *testing.T, r rendering) {
 	require.Contains(t, stderr.String(), "--policy-manifest: - holds the policy kube-system/etcd-snapshot, not kube-system/other")
 }
 
+// changesWithTheFirstUpgrade has a policy that a run made, and an upgrade that changes it while it takes it into the release:
+// Helm leaves the object as it is then.
+func (c *cluster) changesWithTheFirstUpgrade(t *testing.T, r rendering) {
+	t.Helper()
+	ctx := t.Context()
+	spec := func() (last int64, level string) {
+		p, err := c.get(ctx, "etcdsnapshotpolicies", r.namespace, r.release)
+		require.NoError(t, err)
+		destinations, _, err := unstructured.NestedSlice(p.Object, "spec", "destinations")
+		require.NoError(t, err)
+		last, _, err = unstructured.NestedInt64(destinations[0].(map[string]any), "retention", "last")
+		require.NoError(t, err)
+		level, _, err = unstructured.NestedString(p.Object, "spec", "compression", "level")
+		require.NoError(t, err)
+		return last, level
+	}
+	policies := c.Resource(schema.GroupVersionResource{Group: "etcdsnapshot.dev", Version: "v1", Resource: "etcdsnapshotpolicies"}).Namespace(r.namespace)
+	// As after the first installation: a policy that is not the release's.
+	_, err := action.NewUninstall(c.helm(t, r.namespace)).Run(r.release)
+	require.NoError(t, err)
+	c.crdsGone(t)
+	c.install(t, r)
+	c.run(t, r.namespace, r.release)
+
+	r.set = append(r.set, "destinations.node.retention.last=20")
+	c.upgrade(t, r)
+	c.run(t, r.namespace, r.release)
+	last, _ := spec()
+	require.EqualValues(t, 20, last, "the first upgrade did not reach the policy")
+
+	// From now on Helm patches it, and what was edited by hand stays until the release changes that.
+	_, err = policies.Patch(ctx, r.release, patchtypes.MergePatchType, []byte(`{"spec":{"compression":{"level":"better"}}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	c.run(t, r.namespace, r.release)
+	_, level := spec()
+	require.Equal(t, "better", level)
+	r.set = append(r.set, "destinations.node.retention.last=21")
+	c.upgrade(t, r)
+	last, level = spec()
+	require.EqualValues(t, 21, last)
+	require.Equal(t, "better", level)
+	c.run(t, r.namespace, r.release)
+	_, level = spec()
+	require.Equal(t, "better", level)
+}
+
+// crdsGone removes the CRDs with all that they hold.
+func (c *cluster) crdsGone(t *testing.T) {
+	t.Helper()
+	crds := c.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	for _, resource := range []string{"etcdsnapshotpolicies", "etcdsnapshots"} {
+		name := resource + ".etcdsnapshot.dev"
+		require.NoError(t, crds.Delete(t.Context(), name, metav1.DeleteOptions{}))
+		require.Eventually(t, func() bool {
+			_, err := crds.Get(t.Context(), name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err)
+		}, time.Minute, 50*time.Millisecond)
+	}
+}
+
 // The whole life of a release on a real API server: installed where there is no CRD, run, upgraded, joined by a second
 // release, removed, and installed again.
 func TestInstallOnARealAPIServer(t *testing.T) {
@@ -179,6 +240,8 @@ func TestInstallOnARealAPIServer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "15 3 * * *", schedule)
 
+	c.changesWithTheFirstUpgrade(t, r)
+
 	// A second release leaves the CRDs alone, and has its policy from the start.
 	other := rendering{release: "events", namespace: "backup", values: string(values)}
 	rel := c.install(t, other)
@@ -195,7 +258,7 @@ func TestInstallOnARealAPIServer(t *testing.T) {
 	require.NoError(t, err)
 	rows, err := c.Resource(schema.GroupVersionResource{Group: "etcdsnapshot.dev", Version: "v1", Resource: "etcdsnapshots"}).Namespace(r.namespace).List(ctx, metav1.ListOptions{})
 	require.NoError(t, err)
-	require.Len(t, rows.Items, 3)
+	require.Len(t, rows.Items, 7)
 	c.install(t, r)
 	_, err = c.get(ctx, "etcdsnapshotpolicies", r.namespace, r.release)
 	require.NoError(t, err)

@@ -16,7 +16,7 @@ func TestAccess(t *testing.T) {
 	const name = "etcd-etcd-snapshot"
 	require.Len(t, o.roles, 1)
 	require.Equal(t, []rbacv1.PolicyRule{
-		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies"}, ResourceNames: []string{name}, Verbs: []string{"get"}},
+		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies"}, ResourceNames: []string{name}, Verbs: []string{"get", "patch"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies"}, Verbs: []string{"create"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshotpolicies/status"}, ResourceNames: []string{name}, Verbs: []string{"patch"}},
 		{APIGroups: []string{"etcdsnapshot.dev"}, Resources: []string{"etcdsnapshots"}, Verbs: []string{"get", "list", "create", "patch", "delete"}},

@@ -39,6 +39,7 @@ status:
   lastDuration: 2.5s
   consecutiveFailures: 0
   snapshots: 3
+  ofANewerAgent: 1
   conditions:
   - {type: Ready, status: "True", reason: Stored, message: "", lastTransitionTime: "2026-11-30T12:00:00Z"}
 `))

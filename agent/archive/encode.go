@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"strings"
 
 	"filippo.io/age"
 	"github.com/klauspost/compress/gzip"
@@ -26,6 +27,8 @@ type Options struct {
 	Concurrency int
 }
 
+const encryptedSuffix = ".age"
+
 // Suffix is what follows a snapshot's name in the name of its object: .db, .db.zst, .db.gz, each also with .age.
 func Suffix(algorithm string, encrypted bool) string {
 	s := ".db"
@@ -36,10 +39,13 @@ func Suffix(algorithm string, encrypted bool) string {
 		s += ".gz"
 	}
 	if encrypted {
-		s += ".age"
+		s += encryptedSuffix
 	}
 	return s
 }
+
+// IsEncrypted tells by an object's key whether it is encrypted.
+func IsEncrypted(key string) bool { return strings.HasSuffix(key, encryptedSuffix) }
 
 // NewEncoder returns a writer that compresses, then encrypts, what is written to it, into w. Encryption's header is
 // written at once. Close ends all layers and does not close w. It must be called after a failure, too: until it
@@ -47,7 +53,7 @@ func Suffix(algorithm string, encrypted bool) string {
 func NewEncoder(w io.Writer, o Options) (io.WriteCloser, error) {
 	e := &encoder{top: w}
 	if len(o.Recipients) > 0 {
-		if err := checkMix("recipients", o.Recipients); err != nil {
+		if err := checkMix(o.Recipients); err != nil {
 			return nil, err
 		}
 		rs := make([]age.Recipient, len(o.Recipients))

@@ -84,22 +84,15 @@ const (
 	KindData Kind = iota + 1
 	// KindManifest is its manifest.
 	KindManifest
-	// KindExtras is the archive of the node's files that goes with it.
-	KindExtras
+	// KindProof is a note of a verification of it: see Proof.
+	KindProof
 )
 
-// What follows a snapshot's name in the names of its other objects.
-const (
-	manifestSuffix = ".json"
-	extrasSuffix   = ".extras.tar.zst.age"
-)
+// manifestSuffix follows a snapshot's name in the name of its manifest.
+const manifestSuffix = ".json"
 
 // ManifestKey is the file name of the manifest of the snapshot called name.
 func ManifestKey(name string) string { return name + manifestSuffix }
-
-// ExtrasKey is the file name of the extras of the snapshot called name: a tar file, compressed with zstd, encrypted with
-// age.
-func ExtrasKey(name string) string { return name + extrasSuffix }
 
 // ParseKey tells which snapshot a file, given without its folder, belongs to and what it is; ok is false for files
 // that are not ours.
@@ -111,9 +104,10 @@ func ParseKey(file string) (name string, kind Kind, ok bool) {
 	switch suffix := file[len(name):]; suffix {
 	case manifestSuffix:
 		return name, KindManifest, true
-	case extrasSuffix:
-		return name, KindExtras, true
 	default:
+		if _, _, ok := ParseProof(file); ok {
+			return name, KindProof, true
+		}
 		for _, a := range []string{v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone} {
 			if suffix == Suffix(a, false) || suffix == Suffix(a, true) {
 				return name, KindData, true

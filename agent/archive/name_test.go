@@ -71,10 +71,16 @@ func TestNamesRoundTrip(t *testing.T) {
 		require.True(t, ok)
 		require.Equal(t, name, got)
 		require.Equal(t, KindManifest, kind)
-		got, kind, ok = ParseKey(ExtrasKey(name))
-		require.True(t, ok)
-		require.Equal(t, name, got)
-		require.Equal(t, KindExtras, kind)
+		for _, level := range ProofLevels {
+			for _, passed := range []bool{true, false} {
+				got, kind, ok := ParseKey(ProofKey(name, Proof{level, passed}))
+				require.True(t, ok)
+				require.Equal(t, name, got)
+				require.Equal(t, KindProof, kind)
+				_, p, _ := ParseProof(ProofKey(name, Proof{level, passed}))
+				require.Equal(t, Proof{level, passed}, p)
+			}
+		}
 		for _, a := range algorithms {
 			for _, encrypted := range []bool{false, true} {
 				got, kind, ok := ParseKey(name + Suffix(a, encrypted))
@@ -82,6 +88,16 @@ func TestNamesRoundTrip(t *testing.T) {
 				require.Equal(t, name, got)
 				require.Equal(t, KindData, kind)
 			}
+		}
+	}
+}
+
+// TestProves: what passed at a level passed at those below.
+func TestProves(t *testing.T) {
+	for i, level := range ProofLevels {
+		for j, other := range ProofLevels {
+			require.Equal(t, i >= j, Proof{level, true}.Proves(other))
+			require.False(t, Proof{level, false}.Proves(other))
 		}
 	}
 }
@@ -106,7 +122,7 @@ func TestNotKeys(t *testing.T) {
 	for _, s := range []string{
 		"", name, "cluster.json", name + ".", name + ".json.age", name + ".db.json", name + ".DB", name + ".db.age.zst", name + ".db.zst.gz",
 		name + ".db.", name + ".db.bz2", name + ".db.tmp", name + ".db.zst.age.part", "." + name + ".db", "prod/" + name + ".db", name + ".spool",
-		name + ".extras", name + ".extras.tar", name + ".extras.tar.zst", name + ".extras.tar.gz.age", name + ".tar.zst.age",
+		name + ".verified-.json", name + ".verified-full.json", name + ".verified-restore", name + ".corrupt.json", name + ".corrupt-restore.json.json",
 		name + ".db.zst ", "etcd.db", "etcd-20260102t030405z-aaaa1.db",
 	} {
 		_, _, ok := ParseKey(s)
@@ -137,7 +153,7 @@ func FuzzParseName(f *testing.F) {
 }
 
 func FuzzParseKey(f *testing.F) {
-	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.age", ".db.zst.age.tmp", ".extras.tar.zst.age", ""} {
+	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.age", ".db.zst.age.tmp", ".verified-restore.json", ".corrupt-checksum.json", ""} {
 		f.Add("etcd-20260102t030405z-aaaaa" + s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -147,7 +163,11 @@ func FuzzParseKey(f *testing.F) {
 		}
 		_, good := ParseName(name)
 		require.True(t, good)
-		all := []string{ManifestKey(name), ExtrasKey(name)}
+		all := []string{ManifestKey(name)}
+		if kind == KindProof {
+			_, p, _ := ParseProof(s)
+			all = []string{ProofKey(name, p)}
+		}
 		if kind == KindData {
 			all = nil
 			for _, a := range []string{v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone} {

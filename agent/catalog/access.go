@@ -44,7 +44,7 @@ func Rights(namespace, policy string, readUID bool) (all []Right) {
 			all = append(all, Right{verb, group, resource, subresource, namespace, name})
 		}
 	}
-	add(group, v1.PolicyResource, "", policy, "get")
+	add(group, v1.PolicyResource, "", policy, "get", "patch")
 	add(group, v1.PolicyResource, "", "", "create")
 	add(group, v1.PolicyResource, "status", policy, "patch")
 	add(group, v1.SnapshotResource, "", "", "get", "list", "create", "patch", "delete")

@@ -9,9 +9,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -142,6 +145,26 @@ func (c *Client) Policy(ctx context.Context, namespace, name string) (*v1.EtcdSn
 // apierrors.IsAlreadyExists where somebody else was quicker.
 func (c *Client) CreatePolicy(ctx context.Context, p *v1.EtcdSnapshotPolicy) error {
 	return c.create(ctx, target{resource: v1.PolicyResource, namespace: p.Namespace}, p)
+}
+
+// ReplacePolicy makes the spec of a policy that is there what p says, and sets p's labels and annotations; its status and
+// what others have added to the labels and annotations stays. Errors: *ConfigError, *UnavailableError.
+func (c *Client) ReplacePolicy(ctx context.Context, p *v1.EtcdSnapshotPolicy) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	// A merge patch would leave what p lacks.
+	patch := []operation{{"replace", "/spec", p.Spec}}
+	escape := strings.NewReplacer("~", "~0", "/", "~1")
+	for field, values := range map[string]map[string]string{"labels": p.Labels, "annotations": p.Annotations} {
+		for _, k := range slices.Sorted(maps.Keys(values)) {
+			patch = append(patch, operation{"add", "/metadata/" + field + "/" + escape.Replace(k), values[k]})
+		}
+	}
+	t := target{resource: v1.PolicyResource, namespace: p.Namespace, name: p.Name}
+	return c.patch(ctx, t, types.JSONPatchType, c.rest.Patch(types.JSONPatchType), patch, nil)
 }
 
 // onlyInput leaves out of an object what its user did not write and a newer Kubernetes or agent may have added to.

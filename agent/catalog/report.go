@@ -1,11 +1,13 @@
 package catalog
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 )
 
@@ -16,6 +18,8 @@ const DefaultBudget = time.Minute
 type Report struct {
 	// Policy as the verb followed it: namespace, name, UID and generation are used.
 	Policy *v1.EtcdSnapshotPolicy
+	// Owner is whose folders the destinations are; what is empty in it is not known.
+	Owner destination.Owner
 	// Node that the verb ran on. Copies on other nodes' disks cannot be seen from here.
 	Node string
 	// Run is the run of the verb snapshot; nil of any other verb.
@@ -33,12 +37,46 @@ type Report struct {
 // Run is one run of the verb snapshot.
 type Run struct {
 	// Schedule that started it, for people; "" keeps what the status says.
-	Schedule   string
+	Schedule string
+	// Interval is the longest time between two runs of that schedule; 0 keeps what the status says.
+	Interval   time.Duration
 	Begin, End time.Time
+	// Certificates that etcd was reached with; nil keeps what the status says.
+	Certificates []v1.CertificateStatus
 	// Manifest of the snapshot that was taken; nil where there is none.
 	Manifest *v1.Manifest
 	// Err is why the run did not reach every required destination; nil says that it did.
 	Err error
+}
+
+// now is when what the report tells was done.
+func (r *Report) now() time.Time {
+	if r.Run != nil {
+		return r.Run.End
+	}
+	return time.Now()
+}
+
+// verification is one entry of Report.Verifications.
+type verification struct {
+	v1.VerificationStatus
+	snapshot string
+	taken    time.Time
+}
+
+// byLevel gives the verifications of each level, the newest snapshot's first.
+func (r *Report) byLevel() map[string][]verification {
+	levels := map[string][]verification{}
+	for name, done := range r.Verifications {
+		parsed, _ := archive.ParseName(name)
+		levels[done.Level] = append(levels[done.Level], verification{done, name, parsed.Time})
+	}
+	for _, vs := range levels {
+		slices.SortFunc(vs, func(a, b verification) int {
+			return cmp.Or(b.taken.Compare(a.taken), cmp.Compare(b.snapshot, a.snapshot))
+		})
+	}
+	return levels
 }
 
 // Destination is what a verb did and saw in one destination.

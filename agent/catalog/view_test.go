@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 )
 
@@ -131,4 +132,93 @@ func TestTexts(t *testing.T) {
 	require.Equal(t, "ää ...", shorten("äääääää", 9), "no half characters")
 	require.LessOrEqual(t, len(shorten(strings.Repeat("ä", 5000), maxNote)), maxNote)
 	require.Equal(t, "a, b, c, d, e and 2 more", someOf([]string{"a", "b", "c", "d", "e", "f", "g"}))
+}
+
+// TestStatusAfter: what programs read in a policy's status, run after run, without an API server.
+func TestStatusAfter(t *testing.T) {
+	begin := time.Date(2026, 12, 1, 6, 0, 0, 0, time.UTC)
+	policy := &v1.EtcdSnapshotPolicy{Spec: v1.EtcdSnapshotPolicySpec{Destinations: []v1.Destination{
+		{Name: "node", HostPath: &v1.HostPathDestination{Path: "/x"}, Retention: &v1.Retention{Last: 1}},
+		{Name: "offsite", S3: &v1.S3Destination{Bucket: "b"}, Required: new(bool)},
+	}}}
+	snapshot := func(name string, size, revision int64) *v1.Manifest {
+		parsed, ok := archive.ParseName(name)
+		require.True(t, ok)
+		return &v1.Manifest{Name: name, SnapshotFacts: v1.SnapshotFacts{CreatedAt: metav1.NewTime(parsed.Time),
+			Database: v1.DatabaseFacts{Size: size}, Object: v1.ObjectFacts{Size: size / 4}, Etcd: v1.SnapshotEtcd{Revision: revision}}}
+	}
+	first, second := "etcd-20261201t060000z-aaaaa", "etcd-20261201t120000z-bbbbb"
+	expiry := []v1.CertificateStatus{{File: "/ca.crt", NotAfter: metav1.NewTime(begin.AddDate(1, 0, 0))}}
+
+	run := func(before v1.EtcdSnapshotPolicyStatus, r Run, more ...func(*Report)) v1.EtcdSnapshotPolicyStatus {
+		report := &Report{Policy: policy, Run: &r, Destinations: []Destination{{Name: "node", Required: true}, {Name: "offsite"}}}
+		for _, change := range more {
+			change(report)
+		}
+		r.Begin, r.End = begin, begin.Add(1580*time.Millisecond)
+		return StatusAfter(report, &before)
+	}
+	one := run(v1.EtcdSnapshotPolicyStatus{}, Run{Schedule: "0 */6 * * *", Interval: 6 * time.Hour, Manifest: snapshot(first, 4000, 10), Certificates: expiry}, func(r *Report) {
+		r.Destinations[0].KeptBecause, r.Destinations[0].Pruned = map[string][]string{}, []string{"x", "y"}
+	})
+	require.Equal(t, "Succeeded", one.LastResult)
+	require.Equal(t, "1.58", one.LastDurationSeconds)
+	require.EqualValues(t, 6*3600, one.ScheduleIntervalSeconds)
+	require.Equal(t, expiry, one.Certificates)
+	require.Equal(t, []int64{4000, 0, 1000, 10, 0}, []int64{one.DatabaseBytes, one.PreviousDatabaseBytes, one.StoredBytes, one.Revision, one.PreviousRevision})
+	node, offsite := one.Destinations[0], one.Destinations[1]
+	require.Equal(t, []any{"hostPath", true, true, int32(2), begin.Add(time.Second)}, []any{node.Backend, *node.Required, *node.Retention, *node.LastPruned, node.LastPruneTime.Time})
+	require.Equal(t, []any{"s3", false, false}, []any{offsite.Backend, *offsite.Required, *offsite.Retention})
+	require.Nil(t, offsite.LastPruneTime, "nobody pruned there")
+
+	two := run(one, Run{Manifest: snapshot(second, 1500, 12)})
+	require.Equal(t, []int64{1500, 4000, 375, 12, 10}, []int64{two.DatabaseBytes, two.PreviousDatabaseBytes, two.StoredBytes, two.Revision, two.PreviousRevision})
+	require.Equal(t, expiry, two.Certificates, "kept where they were not read")
+	require.EqualValues(t, 6*3600, two.ScheduleIntervalSeconds)
+
+	three := run(two, Run{Err: errors.New("etcd is away")})
+	require.Equal(t, "Failed", three.LastResult)
+	require.EqualValues(t, 1, three.ConsecutiveFailures)
+	require.Equal(t, []int64{1500, 4000}, []int64{three.DatabaseBytes, three.PreviousDatabaseBytes}, "a run without a snapshot does not push the others out")
+	require.Equal(t, second, three.LastSnapshot)
+
+	four := run(three, Run{Manifest: snapshot(first, 1, 1), Err: errors.New("node: disk full")}, func(r *Report) { r.Destinations[0].Err = errors.New("disk full") })
+	require.Equal(t, "Partial", four.LastResult)
+	require.EqualValues(t, 2, four.ConsecutiveFailures)
+	require.True(t, two.LastSuccessTime.Equal(four.LastSuccessTime))
+}
+
+// TestVerificationsByLevel: each level keeps its last verification, and the newest snapshot that ever passed.
+func TestVerificationsByLevel(t *testing.T) {
+	now := metav1.NewTime(time.Date(2026, 12, 2, 6, 0, 0, 0, time.UTC))
+	older, newer := "etcd-20261201t060000z-aaaaa", "etcd-20261201t120000z-bbbbb"
+	verify := func(before v1.EtcdSnapshotPolicyStatus, when metav1.Time, done map[string]v1.VerificationStatus) v1.EtcdSnapshotPolicyStatus {
+		for name, v := range done {
+			v.Time = when
+			done[name] = v
+		}
+		return StatusAfter(&Report{Policy: &v1.EtcdSnapshotPolicy{}, Verifications: done}, &before)
+	}
+	passed := func(level string) v1.VerificationStatus {
+		return v1.VerificationStatus{Level: level, Result: v1.VerificationPassed}
+	}
+	one := verify(v1.EtcdSnapshotPolicyStatus{}, now, map[string]v1.VerificationStatus{older: passed("restore"), newer: passed("restore")})
+	require.Len(t, one.Verifications, 1)
+	v := one.Verifications[0]
+	require.Equal(t, []string{"restore", "Passed", newer, newer}, []string{v.Level, v.Result, v.Snapshot, v.PassedSnapshot})
+	require.Equal(t, "2026-12-01 12:00:00 +0000 UTC", v.PassedSnapshotTime.String())
+
+	later := metav1.NewTime(now.Add(time.Hour))
+	two := verify(one, later, map[string]v1.VerificationStatus{older: {Level: "restore", Result: v1.VerificationFailed, Message: "rotten"}, newer: passed("checksum")})
+	require.Len(t, two.Verifications, 2)
+	require.Equal(t, "checksum", two.Verifications[0].Level)
+	v = two.Verifications[1]
+	require.Equal(t, []string{"Failed", older, "rotten", newer}, []string{v.Result, v.Snapshot, v.Message, v.PassedSnapshot})
+	require.True(t, v.Time.Equal(&later))
+	require.True(t, v.PassedTime.Equal(&now))
+
+	three := verify(two, later, map[string]v1.VerificationStatus{older: passed("restore")})
+	require.Equal(t, newer, three.Verifications[1].PassedSnapshot, "an older one that passes later is not the newest that passed")
+	require.True(t, three.Verifications[1].PassedTime.Equal(&later))
+	require.Equal(t, "Passed", three.Verifications[1].Result)
 }

@@ -94,6 +94,20 @@ func TestAgainstAPIServer(t *testing.T) {
 	require.Equal(t, []string{"NAME", "POLICY", "NODE", "REVISION", "SIZE", "STORED", "DESTINATIONS", "VERIFIED", "AGE"}, strings.Fields(rows)[:9])
 	requireContains(t, rows, "etcd", "n1", "node", "KiB")
 	t.Logf("\n%s\n\n%s", a.kubectl("get", "esp"), rows)
+	// What alerts are derived of is there after the first run, of the run's own flags, files and snapshot.
+	status := func(path string) string { return a.kubectl("get", "esp", "etcd", "-o", "jsonpath={.status."+path+"}") }
+	require.Equal(t, "21600", status("scheduleIntervalSeconds"))
+	require.Equal(t, "Succeeded", status("lastResult"))
+	require.Equal(t, a.Etcd.Certs.CAFile+" "+a.Etcd.Certs.ClientCertFile, status("certificates[*].file"))
+	for _, expiry := range strings.Fields(status("certificates[*].notAfter")) {
+		at, err := time.Parse(time.RFC3339, expiry)
+		require.NoError(t, err)
+		require.True(t, at.After(time.Now()), "%s", expiry)
+	}
+	require.Equal(t, "hostPath true false", status("destinations[0].backend")+" "+status("destinations[0].required")+" "+status("destinations[0].retention"))
+	for _, path := range []string{"lastDurationSeconds", "databaseBytes", "storedBytes", "revision", "destinations[0].lastSuccessTime"} {
+		require.NotEmpty(t, status(path), path)
+	}
 	first := a.kubectl("get", "esnap", "-o", "jsonpath={.items[0].metadata.name}")
 	require.Equal(t, first, strings.TrimSpace(a.agent("list", "-o", "name").stdout))
 
@@ -120,6 +134,9 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Zero(t, a.agent("snapshot").code)
 		require.Len(t, strings.Fields(a.kubectl("get", "esnap", "-o", "name")), 1)
 		require.Contains(t, a.kubectl("get", "esnap", "-o", "jsonpath={.items[0].status.destinations[0].keptBecause}"), "newest")
+		require.Equal(t, "true 2", status("destinations[0].retention")+" "+status("destinations[0].lastPruned"))
+		require.NotEmpty(t, status("destinations[0].lastPruneTime"))
+		require.NotEmpty(t, status("previousRevision"))
 		requireContains(t, a.kubectl("get", "events"), "SnapshotStored", "SnapshotsPruned")
 	})
 	t.Run("other nodes' disks", func(t *testing.T) {
@@ -142,6 +159,8 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Zero(t, a.agent("snapshot").code)
 		a.kubectl("wait", "--for=condition=Verified", "esp/etcd", "--timeout=1s")
 		require.Contains(t, a.agent("list").stdout, "checksum")
+		require.Equal(t, "checksum Passed", status("verifications[0].level")+" "+status("verifications[0].result"))
+		require.Equal(t, status("lastSnapshot"), status("verifications[0].passedSnapshot"))
 		delete(a.site.spec(), "verification")
 		a.apply()
 	})
@@ -152,12 +171,12 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Equal(t, 1, a.agent("snapshot", "--dial-timeout", "1s").code)
 		ready := a.kubectl("get", "esp", "etcd", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`)
 		requireContains(t, ready, "False", "SnapshotFailed", "connection refused")
-		require.Equal(t, "1", a.kubectl("get", "esp", "etcd", "-o", "jsonpath={.status.consecutiveFailures}"))
+		require.Equal(t, "1 Failed", status("consecutiveFailures")+" "+status("lastResult"))
 		requireContains(t, a.kubectl("get", "events"), "SnapshotFailed")
 		a.site.etcd()["endpoints"] = good
 		a.apply()
 		require.Zero(t, a.agent("snapshot").code)
-		require.Equal(t, "0", a.kubectl("get", "esp", "etcd", "-o", "jsonpath={.status.consecutiveFailures}"))
+		require.Equal(t, "0 Succeeded", status("consecutiveFailures")+" "+status("lastResult"))
 	})
 	t.Run("no such policy", func(t *testing.T) {
 		o := agent(t, "snapshot", "--kubeconfig", a.kubeconfig, "--policy", "nope")
@@ -167,11 +186,18 @@ func TestAgainstAPIServer(t *testing.T) {
 	t.Run("what kubectl prints is a policy file", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "policy.yaml")
 		require.NoError(t, os.WriteFile(file, []byte(a.kubectl("get", "esp", "etcd", "-o", "yaml")), 0o600))
-		o := agent(t, "list", "--policy-file", file)
-		require.Equal(t, 2, o.code, "without an API server the cluster's name must be in it")
-		requireContains(t, o.stderr, "spec.clusterName")
+		o := agent(t, "list", "--policy-file", file, "-o", "name")
+		require.Zero(t, o.code, o.stderr)
+		require.NotEmpty(t, o.stdout, "its status says which folder is this cluster's")
+		a.kubectl("delete", "esp", "etcd")
+		a.apply()
+		require.NoError(t, os.WriteFile(file, []byte(a.kubectl("get", "esp", "etcd", "-o", "yaml")), 0o600))
+		o = agent(t, "list", "--policy-file", file)
+		require.Equal(t, 2, o.code, "before the first run nobody knows")
+		requireContains(t, o.stderr, "spec.clusterName", "status")
 		o = agent(t, "list", "--policy-file", file, "--kubeconfig", a.kubeconfig)
 		require.Zero(t, o.code, o.stderr)
+		require.Zero(t, a.agent("snapshot").code)
 	})
 	t.Run("the API server goes away in the middle", func(t *testing.T) {
 		// The stream stalls in a proxy until the API server is dead; then the run goes on.

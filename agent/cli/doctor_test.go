@@ -369,7 +369,7 @@ func TestDoctorInCluster(t *testing.T) {
 	d.has(t, doctor.OK, "api-server", "Kubernetes v1.")
 	d.has(t, doctor.OK, "clock", "api-server", "agrees")
 	d.has(t, doctor.OK, "crds", "take the policy")
-	d.has(t, doctor.OK, "rbac", "all 12 rights")
+	d.has(t, doctor.OK, "rbac", "all 13 rights")
 	a.site.nothingVisible(t)
 
 	account, err := a.ServiceAccount(t.Context(), "kube-system", "weak")

@@ -24,7 +24,7 @@ const (
 	exitOK          = 0
 	exitFailed      = 1   // worth retrying
 	exitConfig      = 2   // bad configuration or usage: do not retry
-	exitPartial     = 3   // stored, but not in every required destination, or without its extras
+	exitPartial     = 3   // stored, but not in every required destination; or clusters are stale
 	exitCorrupt     = 4   // a stored snapshot is corrupt
 	exitInterrupted = 130 // by a signal
 )
@@ -61,19 +61,18 @@ func exitCode(ctx context.Context, err error) int {
 	var (
 		interrupted Interrupted
 		partial     *snapshot.PartialError
-		extras      *snapshot.ExtrasError
 		unstored    *snapshot.UnstoredError
-		unverified  *unverifiedError
+		judged      interface{ exitCode() int } // an error that knows its code
 	)
 	switch {
 	case err == nil:
 		return exitOK
 	case errors.As(err, &interrupted), errors.As(context.Cause(ctx), &interrupted):
 		return exitInterrupted
-	case errors.As(err, &partial), errors.As(err, &extras):
+	case errors.As(err, &partial):
 		return exitPartial
-	case errors.As(err, &unverified):
-		return unverified.exitCode()
+	case errors.As(err, &judged):
+		return judged.exitCode()
 	case errors.As(err, &unstored):
 		// Trying again helps if it might help in one destination.
 		for _, o := range unstored.Failed {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
@@ -18,6 +19,7 @@ import (
 
 type listFlags struct {
 	policyFlags
+	fleet  fleetFlags
 	all    bool
 	output string
 }
@@ -28,14 +30,22 @@ func newList(e *env) *cobra.Command {
 		Use:   "list",
 		Short: "List what is stored where",
 		Long: `Lists the snapshots of the policy that its destinations hold, newest first. A snapshot is listed only where its
-manifest is, that is, where it was stored whole and checked. A hostPath destination shows this node's disk only.`,
+manifest is, that is, where it was stored whole and checked. A hostPath destination shows this node's disk only.
+
+With --all-clusters it sums up every cluster's folder in the destinations, the stale ones first, and ends with exit code 3
+if one is stale: if its last snapshot is older than --max-age or, without that, than twice the time between its own
+snapshots and an hour.`,
 		Example: `  etcd-snapshot-agent list --policy etcd -n kube-system
-  etcd-snapshot-agent list --policy-file etcd.yaml -o wide`,
+  etcd-snapshot-agent list --policy-file etcd.yaml -o wide
+  etcd-snapshot-agent list --policy-file etcd.yaml -d offsite --all-clusters --max-proven-age 7d`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), e) },
 	}
 	f.register(cmd)
 	cmd.Flags().BoolVar(&f.all, "all-policies", false, "also snapshots that other policies left in this cluster's folders")
+	cmd.Flags().BoolVar(&f.fleet.all, "all-clusters", false, "sum up each cluster in the destinations instead, the stale ones first")
+	cmd.Flags().StringVar(&f.fleet.maxAge, "max-age", "", "with --all-clusters: stale is whose last snapshot is older (12h, 2d; default: by its own interval)")
+	cmd.Flags().StringVar(&f.fleet.maxProvenAge, "max-proven-age", "", "with --all-clusters: stale is also whose last proven snapshot is older (7d; default: none is asked for)")
 	outputFlag(cmd, &f.output, "wide", "yaml", "name")
 	return cmd
 }
@@ -44,9 +54,18 @@ func (f *listFlags) run(ctx context.Context, e *env) error {
 	if err := checkOutput(f.output, "table", "json", "wide", "yaml", "name"); err != nil {
 		return err
 	}
+	now := time.Now()
+	limits, err := f.fleet.limits(now)
+	if err != nil {
+		return err
+	}
+	f.anyCluster = f.fleet.all
 	l, err := f.load(ctx, e)
 	if err != nil {
 		return err
+	}
+	if f.fleet.all {
+		return f.runFleet(ctx, e, l, limits, now)
 	}
 	opened, unusable, done := l.open(ctx, destination.Options{Log: e.log})
 	defer done()
@@ -76,7 +95,7 @@ type listed struct {
 	Policy    string       `json:"policy"`
 	CreatedAt time.Time    `json:"createdAt"`
 	Copies    []listedCopy `json:"copies"`
-	// Verification is what the catalog knows; nil where it knows nothing.
+	// Verification is what the catalog knows or, without it, what is noted in the stores; nil where that is nothing.
 	Verification *v1.VerificationStatus `json:"verification,omitempty"`
 	// Manifest is nil where it was not asked for or could not be read; the error is logged.
 	Manifest *v1.Manifest `json:"manifest,omitempty"`
@@ -92,8 +111,6 @@ type listedCopy struct {
 	Node string `json:"node,omitempty"`
 	// KeptBecause are the retention rules that keep the copy; none where the next run removes it.
 	KeptBecause []string `json:"keptBecause"`
-	// Extras says that files of the node lie beside the copy.
-	Extras bool `json:"extras,omitempty"`
 }
 
 // collect puts together what the destinations hold, what retention makes of it, and what the catalog adds: verifications,
@@ -124,7 +141,7 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 		if !f.all && r.Policy != l.policy.Name {
 			continue
 		}
-		row := listed{Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}}
+		row := listed{Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}, Verification: noted(r.Copies)}
 		for _, part := range s.Destinations {
 			d := part.Destination
 			c, ok := r.Copies[d.Spec.Name]
@@ -136,7 +153,7 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 			if !ours {
 				reasons = []string{"of another policy"}
 			}
-			row.Copies = append(row.Copies, listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...), Extras: len(c.Beside) > 0})
+			row.Copies = append(row.Copies, listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...)})
 			if row.Manifest == nil && (f.output == "json" || f.output == "yaml" || f.output == "wide") {
 				row.Manifest = f.manifest(ctx, e, d, r.Name)
 			}
@@ -151,6 +168,21 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 	return rows, nil
 }
 
+// noted sums up what is noted beside the copies: one that is corrupt fails the snapshot.
+func noted(copies map[string]destination.Entry) (v *v1.VerificationStatus) {
+	for _, c := range copies {
+		p := c.Proof()
+		if p.Level == "" || v != nil && !p.Corrupt && (v.Result == v1.VerificationFailed || p.Time.Before(v.Time.Time)) {
+			continue
+		}
+		v = &v1.VerificationStatus{Time: metav1.NewTime(p.Time.UTC()), Level: p.Level, Result: v1.VerificationPassed}
+		if p.Corrupt {
+			v.Result = v1.VerificationFailed
+		}
+	}
+	return v
+}
+
 // elsewhere adds what the catalog knows and this node cannot see: to the rows that are shown, and as rows of their own.
 func (f *listFlags) elsewhere(l *loaded, catalogued map[string]*v1.EtcdSnapshot, shown map[string]*listed) (more []listed) {
 	here := nodeName("")
@@ -161,7 +193,9 @@ func (f *listFlags) elsewhere(l *loaded, catalogued map[string]*v1.EtcdSnapshot,
 	for name, known := range catalogued {
 		row, ok := shown[name]
 		if ok {
-			row.Verification = known.Status.Verification
+			if known.Status.Verification != nil {
+				row.Verification = known.Status.Verification
+			}
 		} else {
 			row = &listed{Name: name, Policy: known.Spec.Policy, CreatedAt: known.Spec.CreatedAt.UTC(), Verification: known.Status.Verification,
 				Manifest: &v1.Manifest{SchemaVersion: v1.ManifestSchemaVersion, Name: name, SnapshotFacts: known.Spec}}

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ type policyFlags struct {
 	destinations                                []string
 	// readOnly leaves a policy that is missing in the API server missing.
 	readOnly bool
+	// anyCluster says that it does not matter which cluster this is.
+	anyCluster bool
 }
 
 func (f *policyFlags) register(cmd *cobra.Command) { f.registerAs(cmd, "namespace", "n") }
@@ -34,7 +37,7 @@ func (f *policyFlags) registerAs(cmd *cobra.Command, namespace, shorthand string
 	fl.StringVar(&f.name, "policy", "", "name of the EtcdSnapshotPolicy to read from the API server")
 	fl.StringVarP(&f.namespace, namespace, shorthand, "", "namespace of the policy (default: $POD_NAMESPACE, the pod's own, or the kubeconfig's)")
 	fl.StringVarP(&f.file, "policy-file", "f", "", "file with the EtcdSnapshotPolicy's manifest (- is stdin); no API server is needed")
-	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the manifest to make the policy of, where the API server has none of that name")
+	fl.StringVar(&f.manifest, "policy-manifest", "", "file with the release's manifest: makes the policy where the API server has none of that name, and brings it up to date")
 	fl.StringVar(&f.kubeconfig, "kubeconfig", "", "kubeconfig file (default: the pod's service account, $KUBECONFIG, ~/.kube/config)")
 	fl.StringSliceVarP(&f.destinations, "destination", "d", nil, "only these destinations of the policy (default: all)")
 }
@@ -96,15 +99,19 @@ func (l *loaded) fromFile(ctx context.Context, e *env, f *policyFlags) (err erro
 		return err
 	}
 	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
+	if l.owner.ClusterName == "" {
+		// Printed by the API server on a better day: it says which cluster that was.
+		l.owner = destination.Owner{ClusterName: l.policy.Status.ClusterName, ClusterUID: cmp.Or(l.owner.ClusterUID, l.policy.Status.ClusterUID)}
+	}
 	if f.kubeconfig != "" {
 		if l.client, err = catalog.Connect(f.kubeconfig); err != nil {
 			return err
 		}
 		l.askServer(ctx, e)
 	}
-	if l.owner.ClusterName == "" {
+	if l.owner.ClusterName == "" && !f.anyCluster {
 		return &api.InvalidError{Source: f.file, Reasons: []string{
-			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's"}}
+			"spec.clusterName: Required value: without an API server to ask for the cluster's UID it must say which folder of the destinations is this cluster's, unless the manifest was saved with its status (kubectl get esp NAME -o yaml), which knows"}}
 	}
 	return nil
 }
@@ -127,13 +134,15 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 	l.policy, err = l.client.Policy(ctx, namespace, f.name)
 	if f.manifest != "" && (errors.Is(err, catalog.ErrNotFound) || errors.Is(err, catalog.ErrNotInstalled)) {
 		l.policy, err = l.fromManifest(ctx, e, f, namespace)
+	} else if err == nil && f.manifest != "" {
+		l.policy, err = l.upToDate(ctx, e, f)
 	}
 	if err != nil {
 		return err
 	}
 	l.owner = destination.Owner{ClusterName: l.policy.Spec.ClusterName, ClusterUID: l.policy.Spec.ClusterUID}
 	l.askServer(ctx, e)
-	if l.owner.ClusterName == "" {
+	if l.owner.ClusterName == "" && !f.anyCluster {
 		return fmt.Errorf("the API server did not say the UID of the namespace kube-system, which names this cluster's folder: set spec.clusterName in the policy")
 	}
 	return nil
@@ -143,15 +152,9 @@ func (l *loaded) fromServer(ctx context.Context, e *env, f *policyFlags) (err er
 // makes the first object, so the release that brings the CRD cannot hold an object of its kind. Where the policy cannot
 // be made the run follows the manifest all the same.
 func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, namespace string) (*v1.EtcdSnapshotPolicy, error) {
-	p, err := api.LoadPolicy(f.manifest, e.stdin)
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return nil, &usageError{err}
-	}
+	p, err := f.loadManifest(e, namespace)
 	if err != nil {
 		return nil, err
-	}
-	if p.Name != f.name || p.Namespace != namespace {
-		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
 	}
 	if f.readOnly {
 		return p, nil
@@ -163,6 +166,45 @@ func (l *loaded) fromManifest(ctx context.Context, e *env, f *policyFlags, names
 		return l.client.Policy(ctx, namespace, f.name)
 	default:
 		e.log.Warn("the policy is not there and could not be made; its manifest is followed", "error", err)
+	}
+	return p, nil
+}
+
+// upToDate gives the policy that the API server has, or the manifest's where the release has changed since a run made that
+// one: Helm takes a policy that is there into the release as it is, and patches only what changes after that. Edits by
+// hand are no such change. See v1.AnnotationSpecDigest.
+func (l *loaded) upToDate(ctx context.Context, e *env, f *policyFlags) (*v1.EtcdSnapshotPolicy, error) {
+	digest := l.policy.Annotations[v1.AnnotationSpecDigest]
+	if digest == "" {
+		return l.policy, nil
+	}
+	p, err := f.loadManifest(e, l.policy.Namespace)
+	if err != nil || p.Annotations[v1.AnnotationSpecDigest] == digest {
+		return l.policy, err
+	}
+	log := e.log.With("policy", p.Namespace+"/"+p.Name)
+	if f.readOnly {
+		log.Warn("the policy is older than the release, whose manifest is followed; the next run writes it down")
+		return p, nil
+	}
+	if err := l.client.ReplacePolicy(ctx, p); err != nil {
+		log.Warn("the policy is older than the release and could not be changed; the release's manifest is followed", "error", err)
+	} else {
+		log.Info("the policy was older than the release and was made what the release's manifest says")
+	}
+	return p, nil
+}
+
+func (f *policyFlags) loadManifest(e *env, namespace string) (*v1.EtcdSnapshotPolicy, error) {
+	p, err := api.LoadPolicy(f.manifest, e.stdin)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
+		return nil, &usageError{err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Name != f.name || p.Namespace != namespace {
+		return nil, usageErrorf("--policy-manifest: %s holds the policy %s/%s, not %s/%s", f.manifest, p.Namespace, p.Name, namespace, f.name)
 	}
 	return p, nil
 }

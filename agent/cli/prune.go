@@ -61,7 +61,7 @@ func (f *pruneFlags) run(ctx context.Context, e *env) error {
 	defer done()
 	errs := l.unusableErrors(unusable)
 	rows := []pruneRow{}
-	report := catalog.Report{Policy: l.policy, Node: nodeName(""), Manifest: manifests(opened)}
+	report := catalog.Report{Policy: l.policy, Owner: l.owner, Node: nodeName(""), Manifest: manifests(opened)}
 	verified := l.verified(ctx, e)
 	for _, d := range opened {
 		more, seen, err := f.prune(ctx, l, d, verified)

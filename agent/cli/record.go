@@ -34,7 +34,7 @@ func (l *loaded) record(ctx context.Context, e *env, report catalog.Report) {
 
 // runReport says what a run of the verb snapshot did; res is nil where nothing was proven.
 func runReport(l *loaded, opened []*destination.Destination, node string, res *snapshot.Result, run *catalog.Run) catalog.Report {
-	report := catalog.Report{Policy: l.policy, Node: node, Run: run, Manifest: manifests(opened)}
+	report := catalog.Report{Policy: l.policy, Owner: l.owner, Node: node, Run: run, Manifest: manifests(opened)}
 	byName := map[string]*destination.Destination{}
 	for _, d := range opened {
 		byName[d.Spec.Name] = d

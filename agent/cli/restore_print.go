@@ -61,7 +61,7 @@ func (f *restoreFlags) runPlan(ctx context.Context, e *env, want restore.Selecti
 	for _, c := range plan.Commands {
 		fmt.Fprintf(e.stdout, "\n   # %s (%s)\n   %s\n", c.Name, strings.Join(c.PeerURLs, ", "), c.Command)
 	}
-	last := "On every node, workers too: systemctl restart kubelet"
+	last := restore.Follow(plan.Bump)
 	if f.dataDir != "" {
 		last = "Start etcd on every node, then everything that talks to it."
 	}

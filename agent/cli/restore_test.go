@@ -203,10 +203,6 @@ func TestRestoreUsage(t *testing.T) {
 		"--data-dir x --from /nowhere/f":                                 "no such file",
 		"--plan m --from -":                                              "no such file",
 		"--data-dir x --from f -o yaml":                                  "--output",
-		"--extras x":                                                     "say which snapshot",
-		"--extras x --data-dir y --from f":                               "exclude each other",
-		"--data-dir x --from f --force":                                  "--force goes with --extras",
-		"--extras x --from -":                                            "has no extras",
 		"--kubeadm --manifests-dir /nowhere":                             "there is no etcd.yaml in /nowhere",
 		"--kubeadm --manifests-dir /nowhere --abort":                     "there is no etcd.yaml in /nowhere",
 		"a b": "accepts at most 1 arg",
@@ -218,30 +214,24 @@ func TestRestoreUsage(t *testing.T) {
 	require.NoDirExists(t, "x")
 }
 
-// Every restore in the runbook, and in what is printed for each distribution, is one that the program takes.
-func TestRestoreCommandsInDocuments(t *testing.T) {
-	doc := string(realFile(t, "../../docs/restore.md")) + string(realFile(t, "../../docs/disaster-bundle.md"))
-	text := strings.ReplaceAll(doc, "\\\n", " ")
+// Every command that is printed for a distribution is one that the program takes. (Those of the documents: ci/docs.)
+func TestGuidesCommands(t *testing.T) {
+	var text strings.Builder
 	for _, d := range restore.Distributions() {
 		if d == "kubeadm" {
 			continue
 		}
 		steps, err := restore.Guide(d, "/tmp/a.db", nil)
 		require.NoError(t, err)
-		text += "\n" + strings.Join(steps, "\n")
+		text.WriteString(strings.Join(steps, "\n") + "\n")
 	}
-	commands := regexp.MustCompile("(?m)etcd-snapshot-agent (?:restore|list|verify)[^`\n]*").FindAllString(text, -1)
-	require.Greater(t, len(commands), 15)
+	commands := regexp.MustCompile("(?m)etcd-snapshot-agent (?:restore|list|verify)[^`\n]*").FindAllString(text.String(), -1)
+	require.NotEmpty(t, commands)
 	for _, c := range commands {
 		words := strings.Fields(c)[1:]
 		verb, args, err := cli.NewCommand().Find(words)
 		require.NoError(t, err, c)
 		require.NoError(t, verb.ParseFlags(args), c)
 		require.Less(t, verb.Flags().NArg(), 2, c)
-	}
-	// Links lead somewhere.
-	for _, link := range regexp.MustCompile(`\]\(#([a-z-]+)\)`).FindAllStringSubmatch(doc, -1) {
-		heading := strings.ReplaceAll(link[1], "-", " ")
-		require.Contains(t, strings.ToLower(doc), "## "+heading, link[0])
 	}
 }

@@ -65,7 +65,7 @@ func newRoot(e *env) *cobra.Command {
 		Long: `Takes etcd snapshots, proves them, stores them, and brings them back.
 
 Exit codes: 0 done; 1 failed, worth retrying; 2 bad configuration or usage; 3 stored, but not in every required
-destination; 4 a stored snapshot is corrupt; 130 interrupted.`,
+destination, or clusters are stale; 4 a stored snapshot is corrupt; 130 interrupted.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.NoArgs,

@@ -10,20 +10,22 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/schedule"
 	"etcdsnapshot.dev/agent/snapshot"
 )
 
 type snapshotFlags struct {
 	policyFlags
-	schedule, spoolDir, node, output string
-	stall, dial, catalog             time.Duration
-	index                            int
+	schedule, scheduleZone, spoolDir, node, output string
+	stall, dial, catalog                           time.Duration
+	index                                          int
 }
 
 func newSnapshot(e *env) *cobra.Command {
@@ -41,6 +43,7 @@ of the policy side by side, and checks each copy. Nothing is visible before it i
 	f.register(cmd)
 	fl := cmd.Flags()
 	fl.StringVar(&f.schedule, "schedule", "", "the schedule that started this run, for the policy's status")
+	fl.StringVar(&f.scheduleZone, "schedule-time-zone", "", "IANA name of that schedule's time zone (default: UTC)")
 	fl.StringVar(&f.spoolDir, "spool-dir", defaultSpoolDir(), "folder for the run's one local file; about as large as a stored snapshot, and not on etcd's disk")
 	fl.StringVar(&f.node, "node", "", "name of this node (default: $NODE_NAME or the host's name)")
 	fl.IntVar(&f.index, "index", 0, "which of several runs, one on each node, this is: all but 0 store on their node alone, so that a bucket gets one copy")
@@ -67,9 +70,11 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 		}
 	}
 	spec := l.policy.Spec
-	recipients, extrasRecipients, err := archive.PolicyRecipients(&spec)
-	if err != nil {
-		return err
+	var recipients []archive.Recipient
+	if spec.Encryption != nil {
+		if recipients, err = archive.ParseRecipients(spec.Encryption.Age.Recipients); err != nil {
+			return err
+		}
 	}
 	cluster, err := etcd.New(etcd.Config{
 		Endpoints: spec.Etcd.Endpoints, CAFile: spec.Etcd.CAFile, CertFile: spec.Etcd.CertFile, KeyFile: spec.Etcd.KeyFile, ServerName: spec.Etcd.ServerName,
@@ -86,12 +91,14 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	node := nodeName(f.node)
 	debug.FreeOSMemory() // what reading the policy took is not to be added to what the stream takes
 	res, err := snapshot.Run(ctx, snapshot.Request{
-		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, ExtrasRecipients: extrasRecipients, Destinations: opened, Unusable: unusable,
+		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, Destinations: opened, Unusable: unusable,
 		SpoolDir: f.spoolDir, Verified: l.verified(ctx, e), Node: node, AgentVersion: Version().Version, KubernetesVersion: l.kubernetesVersion,
 		Log: e.log, Progress: e.progress(),
 	})
 	e.status.clear()
-	report := runReport(l, opened, node, res, &catalog.Run{Schedule: f.schedule, Begin: begin, End: time.Now(), Err: err})
+	report := runReport(l, opened, node, res, &catalog.Run{
+		Schedule: f.schedule, Interval: f.interval(e, begin), Begin: begin, End: time.Now(), Certificates: certificates(e, spec.Etcd), Err: err,
+	})
 	if f.index > 0 && err == nil {
 		report.Run = nil // whether the policy is fulfilled is the run 0's to say
 	}
@@ -109,6 +116,38 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 		}
 	}
 	return err
+}
+
+// interval is the longest time between two runs; 0 where it is not known.
+func (f *snapshotFlags) interval(e *env, now time.Time) time.Duration {
+	if f.schedule == "" {
+		return 0
+	}
+	s, err := schedule.Parse(f.schedule, f.scheduleZone)
+	if err != nil {
+		e.log.Warn("how often runs are due cannot be told", "error", err)
+		return 0
+	}
+	return s.Interval(now)
+}
+
+// certificates tells when those expire that etcd is reached with. One that cannot be read failed the run already.
+func certificates(e *env, spec v1.EtcdSpec) (all []v1.CertificateStatus) {
+	for _, c := range []struct {
+		file   string
+		bundle bool
+	}{{spec.CAFile, true}, {spec.CertFile, false}} {
+		if c.file == "" {
+			continue
+		}
+		expiry, err := etcd.Expiry(c.file, c.bundle)
+		if err != nil {
+			e.log.Debug("certificate cannot be read", "error", err)
+			continue
+		}
+		all = append(all, v1.CertificateStatus{File: c.file, NotAfter: metav1.NewTime(expiry.UTC())})
+	}
+	return all
 }
 
 // progress shows how far the run is, where stderr is a terminal.
@@ -168,13 +207,7 @@ func (f *snapshotFlags) print(e *env, res *snapshot.Result) error {
 			t.row(o.Name, "failed (not required)", oneLine(o.Err))
 		}
 	}
-	if err := t.flush(); err != nil {
-		return err
-	}
-	if m.Extras != nil {
-		fmt.Fprintf(e.stdout, "\nExtras: %d files, %s, as %s\n", len(m.Extras.Files), humanBytes(m.Extras.Object.Size), m.Extras.Object.Key)
-	}
-	return nil
+	return t.flush()
 }
 
 type outcomeJSON struct {

@@ -18,6 +18,7 @@ import (
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/retention"
+	"etcdsnapshot.dev/agent/store"
 	"etcdsnapshot.dev/agent/verify"
 )
 
@@ -128,10 +129,8 @@ type verifyRow struct {
 	StorageVersion string        `json:"storageVersion,omitempty"`
 	DatabaseSize   int64         `json:"databaseSize,omitempty"`
 	Drill          *verify.Drill `json:"drill,omitempty"`
-	// Extras says how well the extras are proven, where there are some.
-	Extras  *verify.ExtrasResult `json:"extras,omitempty"`
-	Seconds float64              `json:"seconds"`
-	Message string               `json:"message,omitempty"`
+	Seconds        float64       `json:"seconds"`
+	Message        string        `json:"message,omitempty"`
 
 	err error
 }
@@ -176,7 +175,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	defer done()
 	survey := destination.Look(ctx, opened)
 	failures := l.unusableErrors(unusable)
-	report := catalog.Report{Policy: l.policy, Node: nodeName(""), Manifest: manifests(opened)}
+	report := catalog.Report{Policy: l.policy, Owner: l.owner, Node: nodeName(""), Manifest: manifests(opened)}
 	for _, part := range survey.Destinations {
 		seen := reported(part.Destination)
 		if part.Err != nil {
@@ -197,6 +196,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 			break // what was interrupted is not known to be anything
 		}
 		rows = append(rows, row)
+		note(ctx, e, c, row)
 		if row.err != nil {
 			failures = append(failures, fmt.Errorf("%s in destination %s: %w", row.Snapshot, row.Destination, row.err))
 		}
@@ -236,6 +236,8 @@ func (e *env) loadIdentities(paths []string) (ids []age.Identity, err error) {
 type copyToVerify struct {
 	name string
 	d    *destination.Destination
+	// entry is nil where the list does not show the snapshot whole.
+	entry *destination.Entry
 }
 
 // choose picks the copies. A snapshot without data counts where its manifest says that there should be some; data without
@@ -243,7 +245,7 @@ type copyToVerify struct {
 func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, names []string, now time.Time) (copies []copyToVerify, err error) {
 	var all []string // newest first
 	where := map[string][]copyToVerify{}
-	add := func(name string, d *destination.Destination) {
+	add := func(name string, d *destination.Destination, entry *destination.Entry) {
 		parsed, _ := archive.ParseName(name)
 		if len(names) > 0 && !slices.Contains(names, name) || len(names) == 0 && parsed.Policy != l.policy.Name {
 			return
@@ -254,7 +256,7 @@ func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, name
 		if !slices.Contains(all, name) {
 			all = append(all, name)
 		}
-		where[name] = append(where[name], copyToVerify{name, d})
+		where[name] = append(where[name], copyToVerify{name, d, entry})
 	}
 	unlisted := false
 	for _, part := range survey.Destinations {
@@ -263,14 +265,14 @@ func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, name
 			continue
 		}
 		for _, s := range part.Inventory.Snapshots {
-			add(s.Name, part.Destination)
+			add(s.Name, part.Destination, &s)
 		}
 		for _, name := range part.Inventory.Dangling {
-			add(name, part.Destination)
+			add(name, part.Destination, nil)
 		}
 		for _, o := range part.Inventory.Orphans {
 			if slices.Contains(names, o.Name) {
-				add(o.Name, part.Destination)
+				add(o.Name, part.Destination, nil)
 			} else {
 				e.log.Warn("data without a manifest is not a snapshot: it is being stored just now, was left over, or lost its manifest", "uri", part.Destination.URI(o.Key))
 			}
@@ -318,7 +320,7 @@ func (f *verifyFlags) verify(ctx context.Context, e *env, c copyToVerify, r veri
 	begin := time.Now()
 	res, err := verify.Stored(ctx, c.d, c.name, r)
 	row := verifyRow{Snapshot: c.name, Destination: c.d.Spec.Name, Level: string(res.Level), Result: v1.VerificationPassed,
-		Drill: res.Drill, Extras: res.Extras, Seconds: time.Since(begin).Round(time.Millisecond).Seconds(), err: err}
+		Drill: res.Drill, Seconds: time.Since(begin).Round(time.Millisecond).Seconds(), err: err}
 	if res.Key != "" {
 		row.URI = c.d.URI(res.Key)
 	}
@@ -332,12 +334,31 @@ func (f *verifyFlags) verify(ctx context.Context, e *env, c copyToVerify, r veri
 		row.Result, row.Message = resultUnknown, oneLine(err)
 	case res.Lowered:
 		row.Message = "encrypted: without --identity only its checksum can be verified"
-	case res.Extras != nil && !res.Extras.Opened && row.Level != string(verify.LevelChecksum):
-		row.Message = "no --identity opens the extras: only their checksum was verified"
 	case res.Drill != nil && res.Drill.Undecodable > 0:
 		row.Message = fmt.Sprintf("%d values begin like a Kubernetes object and cannot be decoded, such as %s; etcd held them so", res.Drill.Undecodable, res.Drill.Example)
 	}
 	return row
+}
+
+// note leaves the outcome beside the copy, for list --all-clusters. A verification is good without: its identity may well
+// not be allowed to write.
+func note(ctx context.Context, e *env, c copyToVerify, row verifyRow) {
+	if c.entry == nil || row.Result == resultUnknown {
+		return
+	}
+	err := c.d.Note(ctx, *c.entry, row.outcome())
+	switch {
+	case errors.Is(err, store.ErrAccessDenied), errors.Is(err, store.ErrProtected):
+		e.log.Info("the outcome is not noted in the destination, which may not be written to; list --all-clusters does not know of it",
+			"snapshot", c.name, "destination", c.d.Spec.Name, "error", err)
+	case err != nil:
+		e.log.Warn("the outcome could not be noted in the destination; list --all-clusters does not know of it",
+			"snapshot", c.name, "destination", c.d.Spec.Name, "error", err)
+	}
+}
+
+func (r *verifyRow) outcome() v1.VerificationStatus {
+	return v1.VerificationStatus{Time: metav1.Now(), Level: r.Level, Result: r.Result, Revision: r.Revision, TotalKeys: r.TotalKeys, Message: r.Message}
 }
 
 // verifications sums up the copies of each snapshot: one that is corrupt fails it, and one that could not be checked leaves
@@ -353,7 +374,7 @@ func verifications(rows []verifyRow) map[string]v1.VerificationStatus {
 		if r.Result == resultUnknown || ok && before.Result == v1.VerificationFailed {
 			continue
 		}
-		done := v1.VerificationStatus{Time: metav1.Now(), Level: r.Level, Result: r.Result, Revision: r.Revision, TotalKeys: r.TotalKeys}
+		done := r.outcome()
 		if done.Revision == 0 {
 			done.Revision, done.TotalKeys = before.Revision, before.TotalKeys
 		}

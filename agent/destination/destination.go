@@ -1,7 +1,7 @@
 // Package destination is one place of a policy, opened: a store seen as the table of one cluster's snapshots.
 //
-// A snapshot is two objects side by side, the data and its manifest, and what else goes with it (see package archive). The
-// manifest is written last and removed first, so it is the commit marker: without it a snapshot does not exist.
+// A snapshot is two objects side by side, the data and its manifest (see package archive). The manifest is written
+// last and removed first, so it is the commit marker: without it a snapshot does not exist.
 package destination
 
 import (
@@ -131,47 +131,38 @@ func (d *Destination) Claim(ctx context.Context, ours Owner) error {
 	return nil
 }
 
-// Publish stores a snapshot: the data and, where the manifest has some, the extras, each checked as afterStore says
-// (v1.AfterStoreNone, ...), then its manifest. On any error nothing is visible: what was stored is removed again.
-func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data, extras store.Blob, afterStore string) (err error) {
+// Publish stores a snapshot: the data, checked as afterStore says (v1.AfterStoreNone, ...), then its manifest. On any
+// error nothing is visible: what was stored is removed again.
+func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data store.Blob, afterStore string) (err error) {
 	manifest, err := archive.EncodeManifest(m)
 	if err != nil {
 		return fmt.Errorf("write manifest: %w", err)
 	}
-	var stored []string
-	defer func() {
-		if err != nil {
-			for _, key := range stored {
-				d.undo(ctx, key)
-			}
-		}
-	}()
-	put := func(key string, b store.Blob, check string) error {
+	key, manifestKey := m.Object.Key, archive.ManifestKey(m.Name)
+	put := func(key string, b store.Blob) error {
 		if err := d.Store.Put(ctx, key, b); err != nil {
 			return fmt.Errorf("put %s: %w", d.URI(key), err)
 		}
-		stored = append(stored, key)
-		var err error
-		switch check {
-		case v1.AfterStoreFull:
-			err = store.VerifyFull(ctx, d.Store, key, b, nil)
-		case v1.AfterStoreChecksum:
-			err = d.Store.Check(ctx, key, b)
-		}
-		if err != nil {
-			return fmt.Errorf("check %s after storing: %w", d.URI(key), err)
-		}
 		return nil
 	}
-	if err := put(m.Object.Key, data, afterStore); err != nil {
+	if err := put(key, data); err != nil {
 		return err
 	}
-	if m.Extras != nil {
-		if err := put(m.Extras.Object.Key, extras, afterStore); err != nil {
-			return err
+	defer func() {
+		if err != nil {
+			d.undo(ctx, key)
 		}
+	}()
+	switch afterStore {
+	case v1.AfterStoreFull:
+		err = store.VerifyFull(ctx, d.Store, key, data, nil)
+	case v1.AfterStoreChecksum:
+		err = d.Store.Check(ctx, key, data)
 	}
-	return put(archive.ManifestKey(m.Name), memory(manifest), v1.AfterStoreNone)
+	if err != nil {
+		return fmt.Errorf("check %s after storing: %w", d.URI(key), err)
+	}
+	return put(manifestKey, memory(manifest))
 }
 
 // undo removes an object that must not stay, also when ctx has ended.

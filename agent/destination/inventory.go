@@ -31,76 +31,100 @@ type Entry struct {
 type Inventory struct {
 	// Snapshots, newest first (of the same second, the one stored last).
 	Snapshots []Entry
-	// Orphans are data objects without a manifest: unfinished, or left over. They are not snapshots.
+	// Orphans are objects without a manifest: unfinished, or left over. They are not snapshots. Where there is no data
+	// either, Key is that of another object.
 	Orphans []Entry
-	// Leftovers went with a snapshot of which neither manifest nor data is there: Key is that of one such object.
-	Leftovers []Entry
 	// Dangling are the names of manifests without data: somebody removed the data.
 	Dangling []string
+	// Claimed says that the folder has a cluster.json.
+	Claimed bool
 	// Foreign counts objects that are not ours by their names.
 	Foreign int
 }
 
 // Inventory lists the folder. It costs list calls only.
 func (d *Destination) Inventory(ctx context.Context) (*Inventory, error) {
-	var inv Inventory
-	manifests := map[string]bool{}
-	data := map[string]Entry{}
-	beside := map[string][]store.Object{}
+	t := newTally()
 	for o, err := range d.Store.List(ctx, "") {
 		if err != nil {
 			return nil, fmt.Errorf("list %s: %w", d.Store, err)
 		}
-		if o.Key == ownerKey {
-			continue
-		}
-		name, kind, ok := archive.ParseKey(o.Key)
-		if !ok {
-			inv.Foreign++
-			continue
-		}
-		switch _, taken := data[name]; {
-		case kind == archive.KindManifest:
-			manifests[name] = true
-		case kind != archive.KindData:
-			beside[name] = append(beside[name], o)
-		case taken:
-			inv.Foreign++ // a second encoding of the same name is not ours
-		default:
-			data[name] = entry(name, o)
-		}
+		t.add(o)
 	}
-	for name, e := range data {
-		e.Beside = beside[name]
-		if manifests[name] {
+	return t.inventory(), nil
+}
+
+// tally puts the objects of one folder together.
+type tally struct {
+	inv       Inventory
+	manifests map[string]bool
+	data      map[string]Entry
+	beside    map[string][]store.Object
+}
+
+func newTally() *tally {
+	return &tally{manifests: map[string]bool{}, data: map[string]Entry{}, beside: map[string][]store.Object{}}
+}
+
+// add takes an object with its key in the folder.
+func (t *tally) add(o store.Object) {
+	if o.Key == ownerKey {
+		t.inv.Claimed = true
+		return
+	}
+	name, kind, ok := archive.ParseKey(o.Key)
+	if !ok {
+		t.inv.Foreign++
+		return
+	}
+	switch _, taken := t.data[name]; {
+	case kind == archive.KindManifest:
+		t.manifests[name] = true
+	case kind != archive.KindData:
+		t.beside[name] = append(t.beside[name], o)
+	case taken:
+		t.inv.Foreign++ // a second encoding of the same name is not ours
+	default:
+		t.data[name] = entry(name, o)
+	}
+}
+
+// inventory is called once, last.
+func (t *tally) inventory() *Inventory {
+	inv := &t.inv
+	for name, e := range t.data {
+		e.Beside = t.beside[name]
+		if t.manifests[name] {
 			inv.Snapshots = append(inv.Snapshots, e)
 		} else {
 			inv.Orphans = append(inv.Orphans, e)
 		}
 	}
-	for name, objects := range beside {
-		if _, ok := data[name]; !ok && !manifests[name] {
+	for name, objects := range t.beside {
+		if _, ok := t.data[name]; !ok && !t.manifests[name] {
 			e := entry(name, objects[0])
 			e.Beside = objects[1:]
-			inv.Leftovers = append(inv.Leftovers, e)
+			inv.Orphans = append(inv.Orphans, e)
 		}
 	}
-	for name := range manifests {
-		if _, ok := data[name]; !ok {
+	for name := range t.manifests {
+		if _, ok := t.data[name]; !ok {
 			inv.Dangling = append(inv.Dangling, name)
 		}
 	}
 	newestFirst(inv.Snapshots)
 	newestFirst(inv.Orphans)
-	newestFirst(inv.Leftovers)
 	slices.Sort(inv.Dangling)
-	return &inv, nil
+	return inv
 }
 
 func entry(name string, o store.Object) Entry {
 	parsed, _ := archive.ParseName(name)
 	return Entry{Name: name, Policy: parsed.Policy, Time: parsed.Time, Key: o.Key, Size: o.Size, Stored: o.ModTime}
 }
+
+// Encrypted tells, by the key, whether age protects the snapshot.
+func (e Entry) Encrypted() bool { return archive.IsEncrypted(e.Key) }
 
 // Forget takes snapshots that were removed out of the inventory.
 func (inv *Inventory) Forget(names []string) {

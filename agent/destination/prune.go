@@ -12,7 +12,7 @@ import (
 )
 
 // Plan says which of a policy's snapshots in this destination stay, newest first. Other policies' snapshots are not in
-// it. verified tells which are known to be good.
+// it. verified tells which are known to be good, beside those that a note in the store says so of.
 func (d *Destination) Plan(inv *Inventory, policy *v1.EtcdSnapshotPolicy, now time.Time, verified func(name string) bool) ([]retention.Decision, error) {
 	loc, err := time.LoadLocation(policy.Spec.TimeZone)
 	if err != nil {
@@ -21,7 +21,9 @@ func (d *Destination) Plan(inv *Inventory, policy *v1.EtcdSnapshotPolicy, now ti
 	var ss []retention.Snapshot
 	for _, e := range inv.Snapshots {
 		if e.Policy == policy.Name {
-			ss = append(ss, retention.Snapshot{Name: e.Name, Time: e.Time, Stored: e.Stored, Verified: verified != nil && verified(e.Name)})
+			proof := e.Proof()
+			good := !proof.Corrupt && (proof.Level != "" || verified != nil && verified(e.Name))
+			ss = append(ss, retention.Snapshot{Name: e.Name, Time: e.Time, Stored: e.Stored, Verified: good})
 		}
 	}
 	return retention.Plan(ss, d.Spec.Retention, now, loc)

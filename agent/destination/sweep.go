@@ -16,33 +16,33 @@ import (
 const orphanAge = 24 * time.Hour
 
 // Sweep removes objects without a manifest that nobody works on any more, from the folder and from inv, which is
-// what the folder was just seen to hold, and returns their keys. What counts is the store's clock, read off the newest
-// object in the folder, never this machine's: a clock that is ahead must not take a running upload for an old one.
+// what the folder was just seen to hold, and returns their keys. What counts
+// is the store's clock, read off the newest object in the folder, never this machine's: a clock that is ahead must
+// not take a running upload for an old one.
 func (d *Destination) Sweep(ctx context.Context, inv *Inventory) (removed []string, err error) {
 	var now time.Time
-	for _, e := range slices.Concat(inv.Snapshots, inv.Orphans, inv.Leftovers) {
+	for _, e := range slices.Concat(inv.Snapshots, inv.Orphans) {
 		if t := e.newest(); t.After(now) {
 			now = t
 		}
 	}
 	var errs []error
-	sweep := func(e Entry) bool {
+	inv.Orphans = slices.DeleteFunc(inv.Orphans, func(e Entry) bool {
 		if now.Sub(e.newest()) < orphanAge {
 			return false
 		}
 		gone := true
 		for _, key := range e.keys() {
 			if err := d.Store.Delete(ctx, key); err != nil {
-				errs = append(errs, fmt.Errorf("delete %s: %w", d.URI(key), err))
-				gone = false
+				if gone = false; !errors.Is(err, store.ErrProtected) { // a later run removes it
+					errs = append(errs, fmt.Errorf("delete %s: %w", d.URI(key), err))
+				}
 				continue
 			}
 			removed = append(removed, key)
 		}
 		return gone
-	}
-	inv.Orphans = slices.DeleteFunc(inv.Orphans, sweep)
-	inv.Leftovers = slices.DeleteFunc(inv.Leftovers, sweep)
+	})
 	if now.IsZero() { // an empty folder has no clock
 		now = time.Now()
 	}

@@ -160,7 +160,6 @@ func (r *run) checks() []check {
 		{Policy, "encryption", "", r.checkEncryption, true},
 		{Policy, "environment", "", r.checkEnvironment, false},
 		{Files, "file", "", r.checkFiles, true},
-		{Files, "extras", "", r.checkExtras, true},
 		{Files, "certificate", "", r.checkCertificates, true},
 		{Etcd, "etcd", "", r.checkEtcd, true},
 		{Spool, "spool", "", r.checkSpool, true},

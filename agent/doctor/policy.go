@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"strings"
 
-	"filippo.io/age"
-
 	"etcdsnapshot.dev/agent/archive"
 )
 
@@ -26,30 +24,23 @@ func (r *run) checkPolicy(context.Context) []Finding {
 // checkEncryption parses the recipients and has each identity open a message to them.
 func (r *run) checkEncryption(context.Context) []Finding {
 	const name = "encryption"
-	recipients, extras, err := archive.PolicyRecipients(&r.Request.Policy.Spec)
+	spec := r.Request.Policy.Spec.Encryption
+	if spec == nil {
+		return []Finding{warned(name, "", "Set spec.encryption.age.recipients (the chart's encryption.age.recipients).",
+			"snapshots are not encrypted, and they hold every Secret of the cluster")}
+	}
+	recipients, err := archive.ParseRecipients(spec.Age.Recipients)
 	if err != nil {
 		return []Finding{failed(name, "recipients", err, "Give public keys as age-keygen -y or ssh-keygen prints them.")}
 	}
-	var found []Finding
-	if len(recipients) > 0 {
-		found = append(found, ok(name, "recipients", "%d can open the snapshots", len(recipients)))
-	} else {
-		found = append(found, warned(name, "", "Set spec.encryption.age.recipients (the chart's encryption.age.recipients).",
-			"snapshots are not encrypted, and they hold every Secret of the cluster"))
-	}
-	if len(extras) > 0 {
-		found = append(found, ok(name, "extras", "%d can open the extras, and with them act as anyone in the cluster", len(extras)))
-	}
-	if len(recipients)+len(extras) == 0 {
-		return found
-	}
+	found := []Finding{ok(name, "recipients", "%d can open the snapshots", len(recipients))}
 	if len(r.Identities) == 0 {
 		return append(found, skipped(name, "identity", "no --identity is given, so that it cannot be tried to open a snapshot"))
 	}
 	for _, file := range r.Identities {
 		ids, warning, err := archive.LoadIdentityFile(file)
 		if err == nil {
-			err = opensAny(ids, recipients, extras)
+			err = archive.Opens(recipients, ids)
 		}
 		switch {
 		case err != nil:
@@ -61,19 +52,6 @@ func (r *run) checkEncryption(context.Context) []Finding {
 		}
 	}
 	return found
-}
-
-// opensAny tries whether the identities open what is encrypted to any of the lists of recipients, of which one has some.
-func opensAny(ids []age.Identity, lists ...[]archive.Recipient) (err error) {
-	for _, recipients := range lists {
-		if len(recipients) == 0 {
-			continue
-		}
-		if err = archive.Opens(recipients, ids); err == nil {
-			return nil
-		}
-	}
-	return err
 }
 
 // checkEnvironment looks at what a pod gets from outside of its policy.

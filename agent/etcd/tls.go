@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"time"
 )
 
 // tlsConfig reads the certificate files. The client certificate's leaf is parsed in the result.
@@ -55,9 +56,40 @@ func tlsConfig(config Config) (*tls.Config, error) {
 	return conf, nil
 }
 
+// Expiry is when the certificates in a file (PEM) expire: of a certificate with its chain
+// the first one counts, of a bundle of authorities the one that lasts longest.
+func Expiry(file string, bundle bool) (time.Time, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return time.Time{}, err
+	}
+	certs, err := readCertificates(data)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("%s: %w", file, err)
+	}
+	expiry := certs[0].NotAfter
+	for _, c := range certs {
+		if bundle && c.NotAfter.After(expiry) {
+			expiry = c.NotAfter
+		}
+	}
+	return expiry, nil
+}
+
 // readPool reads all certificates of a PEM file.
 func readPool(data []byte) (*x509.CertPool, error) {
-	pool, found := x509.NewCertPool(), false
+	certs, err := readCertificates(data)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	for _, c := range certs {
+		pool.AddCert(c)
+	}
+	return pool, nil
+}
+
+func readCertificates(data []byte) (certs []*x509.Certificate, err error) {
 	for {
 		var block *pem.Block
 		if block, data = pem.Decode(data); block == nil {
@@ -70,13 +102,12 @@ func readPool(data []byte) (*x509.CertPool, error) {
 		if err != nil {
 			return nil, err
 		}
-		pool.AddCert(cert)
-		found = true
+		certs = append(certs, cert)
 	}
-	if !found {
+	if len(certs) == 0 {
 		return nil, errors.New("no PEM certificate found")
 	}
-	return pool, nil
+	return certs, nil
 }
 
 func readFile(field, file string) ([]byte, error) {

@@ -136,9 +136,18 @@ func (k *Kubeadm) waitReady(ctx context.Context, j *journal) error {
 		what, probe = "etcd at "+addresses(j.Listeners), func() error { return dialAny(ctx, j.Listeners) }
 	}
 	k.say("Waiting until %s answers.", what)
+	var refused time.Time // since when
 	for {
 		err := probe()
-		if err == nil {
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, errRefused):
+			refused = time.Time{}
+		case refused.IsZero():
+			refused = time.Now()
+		case time.Since(refused) > k.ReadyTimeout/10:
+			k.Log.Warn("the API server answers, but tells nobody without credentials whether it is ready", "url", j.ReadyURL, "error", err)
 			return nil
 		}
 		select {
@@ -152,8 +161,12 @@ func (k *Kubeadm) waitReady(ctx context.Context, j *journal) error {
 	}
 }
 
+// errRefused is what an API server says that wants credentials for it (--anonymous-auth=false), and also one that is starting
+// and has not read its roles yet: who is refused again and again has met the first kind.
+var errRefused = errors.New("it refuses to tell")
+
 // probeReady asks as the kubelet's own probes do: without credentials, and without checking the certificate, since
-// nothing is sent that anybody could misuse. An API server that wants credentials for it does answer.
+// nothing is sent that anybody could misuse. Errors: errRefused.
 func probeReady(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
@@ -173,8 +186,10 @@ func probeReady(ctx context.Context, url string) error {
 		return err
 	}
 	switch resp.StatusCode {
-	case http.StatusOK, http.StatusUnauthorized, http.StatusForbidden:
+	case http.StatusOK:
 		return nil
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return fmt.Errorf("%w: %s", errRefused, resp.Status)
 	}
 	return fmt.Errorf("it says %s: %s", resp.Status, strings.Join(strings.Fields(string(body)), " "))
 }

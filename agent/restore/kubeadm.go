@@ -383,5 +383,13 @@ func (k *Kubeadm) next(j *journal) (steps []string) {
 	} else if len(j.Proven.Members) > 1 {
 		steps = append(steps, "This node is now a cluster of one. On each of the other control plane nodes: kubeadm reset --force, then kubeadm join --control-plane (kubeadm token create --print-join-command; kubeadm init phase upload-certs --upload-certs).")
 	}
-	return append(steps, "Restart the kubelet of every node so that it forgets what was never restored: systemctl restart kubelet")
+	return append(steps, Follow(j.Config.Bump))
+}
+
+// Follow says what becomes of who watched the cluster from before, workers' kubelets for one.
+func Follow(bump uint64) string {
+	if bump == 0 {
+		return "Without a raised revision nobody notices: on every node, workers too, systemctl restart kubelet, and restart every controller"
+	}
+	return "Kubelets and controllers notice by themselves, because the revision was raised. On a node that does not follow within minutes: systemctl restart kubelet"
 }

@@ -136,3 +136,20 @@ func TestKubeadmAPIServerDoesNotComeBack(t *testing.T) {
 	require.Empty(t, n.marker(t))
 	n.requireInPlace(t)
 }
+
+// An API server that has just started refuses everybody: that is not ready yet. One that always does is taken at that.
+func TestKubeadmReadyIsNotRefused(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, "3.6")
+	n.install(t)
+	n.mark(t, "before")
+	args := []string{"restore", "--kubeadm", "--manifests-dir", n.manifests, "--from", write(t, real(t, "3.6").db)}
+	code, _, stderr := agent(t, args...)
+	require.Zero(t, code)
+	require.NotContains(t, stderr, "tells nobody")
+	require.Greater(t, n.asked.Load(), int64(2))
+	n.closed.Store(true)
+	code, _, stderr = agent(t, append(args, "--wait", "5s")...)
+	require.Zero(t, code)
+	require.Contains(t, stderr, "the API server answers, but tells nobody without credentials whether it is ready")
+}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +29,9 @@ type controlPlaneNode struct {
 	*member
 	dir, manifests string
 	apiServer      string // host:port
+
+	closed atomic.Bool  // the API server tells nobody whether it is ready
+	asked  atomic.Int64 // how often it was asked since it started
 
 	mu      sync.Mutex
 	broken  bool // the kubelet does nothing
@@ -138,6 +142,7 @@ func (n *controlPlaneNode) set(wantEtcd, wantAPI bool) {
 		if err != nil {
 			return
 		}
+		n.asked.Store(0)
 		n.api = httptest.NewUnstartedServer(http.HandlerFunc(n.readyz))
 		n.api.Config.ErrorLog = log.New(io.Discard, "", 0)
 		_ = n.api.Listener.Close()
@@ -147,6 +152,10 @@ func (n *controlPlaneNode) set(wantEtcd, wantAPI bool) {
 }
 
 func (n *controlPlaneNode) readyz(w http.ResponseWriter, r *http.Request) {
+	if n.asked.Add(1) <= 2 || n.closed.Load() { // it has not read its roles yet
+		http.Error(w, "forbidden", http.StatusForbidden)
+		return
+	}
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{n.clientURL}, DialTimeout: time.Second})
 	if err == nil {
 		ctx, cancel := context.WithTimeout(r.Context(), time.Second)

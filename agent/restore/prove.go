@@ -17,7 +17,6 @@ import (
 	"github.com/coreos/go-semver/semver"
 	bolt "go.etcd.io/bbolt"
 
-	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/verify"
@@ -118,8 +117,9 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 	size := src.Size
 	if m != nil {
 		size = m.Object.Size
-		if err := checkCluster(r, src, m); err != nil {
-			return nil, err
+		if m.ClusterUID != "" && r.ClusterUID != "" && m.ClusterUID != r.ClusterUID && !r.AllowOtherCluster {
+			return nil, fmt.Errorf("%w (to restore another cluster's snapshot here all the same: --allow-other-cluster)", &destination.ForeignError{
+				URI: src.URI, Theirs: destination.Owner{ClusterUID: m.ClusterUID}, Ours: destination.Owner{ClusterUID: r.ClusterUID}})
 		}
 		// What is known before the download need not wait for it.
 		if err := checkVersion(r, majorMinor(m.Etcd.Version)); err != nil {
@@ -169,15 +169,6 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 		return nil, errors.Join(err, os.Remove(dst))
 	}
 	return p, nil
-}
-
-// checkCluster refuses another cluster's snapshot.
-func checkCluster(r Request, src *Source, m *v1.Manifest) error {
-	if m.ClusterUID == "" || r.ClusterUID == "" || m.ClusterUID == r.ClusterUID || r.AllowOtherCluster {
-		return nil
-	}
-	return fmt.Errorf("%w (to restore another cluster's snapshot here all the same: --allow-other-cluster)", &destination.ForeignError{
-		URI: src.URI, Theirs: destination.Owner{ClusterUID: m.ClusterUID}, Ours: destination.Owner{ClusterUID: r.ClusterUID}})
 }
 
 // spaceHint goes with errors of space.

@@ -27,13 +27,11 @@ import (
 
 // Request is what a run needs.
 type Request struct {
-	Policy     *v1.EtcdSnapshotPolicy
-	Owner      destination.Owner
-	Etcd       *etcd.Cluster
-	Recipients []archive.Recipient
-	// ExtrasRecipients open the extras of the policy, where it has some.
-	ExtrasRecipients []archive.Recipient
-	Destinations     []*destination.Destination
+	Policy       *v1.EtcdSnapshotPolicy
+	Owner        destination.Owner
+	Etcd         *etcd.Cluster
+	Recipients   []archive.Recipient
+	Destinations []*destination.Destination
 	// Unusable are the policy's destinations that could not be opened, by name.
 	Unusable map[string]error
 	// SpoolDir is the folder for the one local file of the run.
@@ -61,12 +59,10 @@ type Progress struct {
 
 // Result is what a run made.
 type Result struct {
-	Manifest     *v1.Manifest `json:"manifest"`
-	Endpoint     string       `json:"endpoint"`
-	Destinations []Outcome    `json:"destinations"`
-	// ExtrasErr is why the policy's extras could not be collected: the snapshot is stored without them.
-	ExtrasErr error         `json:"-"`
-	Took      time.Duration `json:"-"`
+	Manifest     *v1.Manifest  `json:"manifest"`
+	Endpoint     string        `json:"endpoint"`
+	Destinations []Outcome     `json:"destinations"`
+	Took         time.Duration `json:"-"`
 	// StreamTook is how long etcd had to hold its read transaction open.
 	StreamTook time.Duration `json:"-"`
 }
@@ -99,18 +95,6 @@ func (e *PartialError) Error() string {
 
 func (e *PartialError) Unwrap() []error { return causes(e.Failed) }
 
-// ExtrasError says that the snapshot is stored and checked, but without the policy's extras.
-type ExtrasError struct {
-	Name string
-	Err  error
-}
-
-func (e *ExtrasError) Error() string {
-	return fmt.Sprintf("snapshot %s is stored, but without its extras: %v", e.Name, e.Err)
-}
-
-func (e *ExtrasError) Unwrap() error { return e.Err }
-
 // UnstoredError says that the snapshot is in no destination.
 type UnstoredError struct{ Failed []Outcome }
 
@@ -141,7 +125,7 @@ func causes(os []Outcome) []error {
 
 // Run takes one snapshot. The result is not nil once the snapshot was proven, also when storing it failed somewhere.
 // Errors: *destination.ForeignError and *etcd.ConfigError before anything was asked of etcd, *etcd.UnavailableError,
-// *PartialError, *ExtrasError, *UnstoredError, the cause of ctx.
+// *PartialError, *UnstoredError, the cause of ctx.
 func Run(ctx context.Context, q Request) (*Result, error) {
 	if q.Now == nil {
 		q.Now = time.Now
@@ -173,13 +157,7 @@ func Run(ctx context.Context, q Request) (*Result, error) {
 		}
 	}()
 	res.Destinations = outcomes
-	var extras store.Blob
-	if wantsExtras(q, outcomes) {
-		if res.Manifest.Extras, extras, res.ExtrasErr = collect(ctx, q, res.Manifest.Name); res.ExtrasErr != nil {
-			q.Log.Error("extras cannot be collected; the snapshot is stored without them", "error", res.ExtrasErr)
-		}
-	}
-	publish(ctx, q, res, spool, extras)
+	publish(ctx, q, res, spool)
 	res.Took = q.Now().Sub(begin)
 	return res, verdict(ctx, res)
 }

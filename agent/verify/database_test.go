@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/ci/etcdtest"
 )
 
@@ -89,4 +90,13 @@ func TestCopiedFile(t *testing.T) {
 func TestInspectMissingFile(t *testing.T) {
 	_, err := Inspect(t.Context(), filepath.Join(t.TempDir(), "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestNotedLevels: what can be noted beside a snapshot is what can be verified.
+func TestNotedLevels(t *testing.T) {
+	var levels []string
+	for _, l := range Levels {
+		levels = append(levels, string(l))
+	}
+	require.Equal(t, archive.ProofLevels, levels)
 }

@@ -11,7 +11,6 @@ import (
 
 	"filippo.io/age"
 
-	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/store"
@@ -61,8 +60,6 @@ type Result struct {
 	// Facts from LevelDatabase on, Drill at LevelRestore; nil before.
 	Facts *Facts
 	Drill *Drill
-	// Extras says how well the files of the node that go with it are proven; nil where there are none.
-	Extras *ExtrasResult
 }
 
 // Stored verifies the copy of a snapshot in a destination. Whatever is wrong with the snapshot is archive.ErrCorrupt: also
@@ -78,24 +75,6 @@ func Stored(ctx context.Context, d *destination.Destination, name string, r Requ
 	if err != nil {
 		return res, err
 	}
-	if m.Extras == nil {
-		return stored(ctx, d, m, r, res)
-	}
-	x, xerr := storedExtras(ctx, d, m, r)
-	res, err = stored(ctx, d, m, r, res)
-	res.Extras = x
-	switch {
-	case xerr == nil:
-	case err == nil:
-		err = fmt.Errorf("extras, which go with a snapshot that is good itself: %w", xerr)
-	default:
-		err = errors.Join(err, fmt.Errorf("extras: %w", xerr))
-	}
-	return res, err
-}
-
-// stored verifies the snapshot itself.
-func stored(ctx context.Context, d *destination.Destination, m *v1.Manifest, r Request, res Result) (_ Result, err error) {
 	res.Key = m.Object.Key
 	level := r.Level
 	if m.Encryption != nil && len(r.Identities) == 0 && r.Lower && level != LevelChecksum {

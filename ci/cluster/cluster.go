@@ -30,8 +30,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"etcdsnapshot.dev/ci/cluster/image"
 	"etcdsnapshot.dev/ci/parts"
@@ -55,10 +59,13 @@ type Options struct {
 type Cluster struct {
 	Nodes []*Node
 
-	dir   string
-	log   io.Writer
-	parts []string // folders of programs
-	start time.Time
+	dir    string
+	log    io.Writer
+	parts  []string // folders of programs
+	images []string // archives of what every node runs
+	start  time.Time
+
+	mu sync.Mutex // held while nodes are linked
 }
 
 const (
@@ -82,8 +89,7 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 		return nil, err
 	}
 	c.say("building what the nodes run")
-	images, err := c.build(ctx)
-	if err != nil {
+	if c.images, err = c.build(ctx); err != nil {
 		return nil, err
 	}
 	for i := range o.Nodes {
@@ -94,19 +100,13 @@ func Up(ctx context.Context, o Options) (_ *Cluster, err error) {
 			err = errors.Join(fmt.Errorf("bring up a cluster in %s: %w", c.dir, err), c.logTails(), c.stop())
 		}
 	}()
+	c.say("starting %d node(s), loading the images", o.Nodes)
+	var boot errgroup.Group
 	for _, n := range c.Nodes {
-		c.say("%s: starting containerd", n.Name)
-		if err := n.boot(ctx, c.Nodes); err != nil {
-			return nil, err
-		}
+		boot.Go(func() error { return n.Boot(ctx) })
 	}
-	if err := c.link(ctx); err != nil {
+	if err := boot.Wait(); err != nil {
 		return nil, err
-	}
-	for _, file := range images {
-		if err := c.LoadImage(ctx, file); err != nil {
-			return nil, err
-		}
 	}
 	if err := c.kubeadm(ctx); err != nil {
 		return nil, err
@@ -123,10 +123,18 @@ func Open(dir string) (*Cluster, error) {
 		if n.pid = processOf(n.dir); n.pid == 0 {
 			return nil, fmt.Errorf("%w in %s: the node %s does not run", ErrNotUp, dir, n.Name)
 		}
+		n.up = true
 		c.Nodes = append(c.Nodes, n)
 	}
-	if _, err := os.Stat(c.Kubeconfig()); err != nil {
+	kubeconfig, err := os.ReadFile(c.Kubeconfig())
+	if err != nil {
 		return nil, fmt.Errorf("%w in %s", ErrNotUp, dir)
+	}
+	if m := outsideURL.FindSubmatch(kubeconfig); m != nil {
+		c.Nodes[0].port, _ = strconv.Atoi(string(m[1]))
+	}
+	if c.images, err = filepath.Glob(filepath.Join(dir, "*.tar")); err != nil {
+		return nil, err
 	}
 	return c, c.findParts(context.Background())
 }
@@ -161,8 +169,8 @@ func (c *Cluster) Kubeconfig() string { return filepath.Join(c.dir, "kubeconfig"
 // LoadImage loads the image in an archive of docker's kind, on every node.
 func (c *Cluster) LoadImage(ctx context.Context, file string) error {
 	for _, n := range c.Nodes {
-		if _, err := n.Exec(ctx, "ctr", "-n", "k8s.io", "images", "import", file); err != nil {
-			return fmt.Errorf("load image %s: %w", file, err)
+		if err := n.load(ctx, file); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -191,12 +199,15 @@ func DefaultDir() (string, error) {
 // repository of the control plane's images. It is nowhere: they are all loaded.
 const repository = "cluster.test"
 
-// programs of a control plane by the part that they are built by, each an image of its own.
-var programs = []struct{ part, name string }{
-	{"kubernetes", "kube-apiserver"},
-	{"kubernetes-node", "kube-controller-manager"},
-	{"kubernetes-node", "kube-scheduler"},
-	{"etcd-3.6", "etcd"},
+// programs of the control plane by the part that they are built by: each image runs its first, and has all.
+var programs = []struct {
+	part  string
+	names []string
+}{
+	{"kubernetes", []string{"kube-apiserver"}},
+	{"kubernetes-node", []string{"kube-controller-manager"}},
+	{"kubernetes-node", []string{"kube-scheduler"}},
+	{"etcd-3.6", []string{"etcd", "etcdctl", "etcdutl"}},
 }
 
 // build builds programs and images, and gives the images' files.
@@ -220,19 +231,23 @@ func (c *Cluster) build(ctx context.Context) (files []string, err error) {
 	if err := os.Symlink("node", filepath.Join(bin, "systemctl")); err != nil {
 		return nil, err
 	}
-	images := []image.Image{image.Program(pauseImage, filepath.Join(bin, "pause"))}
+	images := []image.Image{image.Programs(pauseImage, filepath.Join(bin, "pause"))}
 	for _, p := range programs {
 		dir, err := parts.Dir(ctx, p.part)
 		if err != nil {
 			return nil, err
 		}
+		var files []string
+		for _, name := range p.names {
+			files = append(files, filepath.Join(dir, name))
+		}
 		tag := kubernetesVersion
-		if p.name == "etcd" {
+		if p.names[0] == "etcd" {
 			if tag, err = etcdVersion(ctx); err != nil {
 				return nil, err
 			}
 		}
-		images = append(images, image.Program(repository+"/"+p.name+":"+tag, filepath.Join(dir, p.name)))
+		images = append(images, image.Programs(repository+"/"+p.names[0]+":"+tag, files...))
 	}
 	for _, i := range images {
 		file := filepath.Join(c.dir, filepath.Base(i.Entrypoint[0])+".tar")

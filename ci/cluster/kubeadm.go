@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"text/template"
 
@@ -17,9 +18,10 @@ import (
 const kubernetesVersion = "v1.34.4"
 
 const (
-	initConfig = "/etc/kubernetes/kubeadm.yaml"
-	adminConf  = "/etc/kubernetes/admin.conf"
-	endpoint   = "https://control-plane:8443"
+	kubeadmYAML = "/etc/kubernetes/kubeadm.yaml"
+	proxyYAML   = "/etc/kubernetes/kube-proxy.yaml"
+	adminConf   = "/etc/kubernetes/admin.conf"
+	endpoint    = "https://control-plane:8443"
 )
 
 // kubeadmConfig is what kubeadm is told, for the first node and for those that join it.
@@ -83,27 +85,32 @@ func (c *Cluster) kubeadm(ctx context.Context) error {
 		"Version": kubernetesVersion, "Repository": repository, "EtcdVersion": version,
 		"Token": random(3) + "." + random(8), "Key": random(32),
 	}
+	var proxy []byte // kubeconfig of kube-proxy
 	for i, n := range c.Nodes {
 		values["Node"], values["Cgroup"] = n, n.cgroup()
-		command := []string{"kubeadm", "init", "--config", initConfig, "--upload-certs", "--skip-phases=preflight,addon,show-join-command"}
+		command := []string{"kubeadm", "init", "--config", kubeadmYAML, "--upload-certs", "--skip-phases=preflight,addon,show-join-command"}
 		if i > 0 {
 			values["First"] = c.Nodes[0]
-			command = []string{"kubeadm", "join", "--config", initConfig, "--skip-phases=preflight"}
+			command = []string{"kubeadm", "join", "--config", kubeadmYAML, "--skip-phases=preflight"}
 		}
 		c.say("%s: %s", n.Name, strings.Join(command[:2], " "))
-		if err := n.writeTemplate(initConfig, kubeadmConfig, values); err != nil {
+		if err := n.writeTemplate(kubeadmYAML, kubeadmConfig, values); err != nil {
 			return err
 		}
 		if _, err := n.Exec(ctx, command...); err != nil {
-			return err
-		}
-		if err := n.proxy(ctx); err != nil {
 			return err
 		}
 		if i == 0 {
 			if err := c.writeKubeconfig(); err != nil {
 				return err
 			}
+			// The user that Kubernetes has a role for.
+			if proxy, err = n.Exec(ctx, "kubeadm", "kubeconfig", "user", "--client-name=system:kube-proxy", "--config="+kubeadmYAML); err != nil {
+				return err
+			}
+		}
+		if err := n.proxy(proxy); err != nil {
+			return err
 		}
 	}
 	c.say("waiting for the nodes to be Ready")
@@ -125,21 +132,15 @@ bindAddress: {{ .Address }}
 conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s} # the machine's: leave it alone
 `))
 
-// proxy starts kube-proxy, as the user that Kubernetes has a role for.
-func (n *Node) proxy(ctx context.Context) error {
-	config, err := n.Exec(ctx, "kubeadm", "kubeconfig", "user", "--client-name=system:kube-proxy", "--config="+initConfig)
-	if err != nil {
+// proxy gives kube-proxy what it waits for.
+func (n *Node) proxy(kubeconfig []byte) error {
+	if err := os.WriteFile(n.Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig, 0o600); err != nil {
 		return err
 	}
-	if err := os.WriteFile(n.Path("/etc/kubernetes/kube-proxy.conf"), config, 0o600); err != nil {
-		return err
-	}
-	if err := n.writeTemplate("/etc/kubernetes/kube-proxy.yaml", proxyConfig, n); err != nil {
-		return err
-	}
-	_, err = n.Exec(ctx, "systemctl", "start", "kube-proxy")
-	return err
+	return n.writeTemplate(proxyYAML, proxyConfig, n)
 }
+
+var outsideURL = regexp.MustCompile(`https://127\.0\.0\.1:([0-9]+)`)
 
 // writeKubeconfig writes the administrator's kubeconfig with the address that leads in from outside.
 func (c *Cluster) writeKubeconfig() error {

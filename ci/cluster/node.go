@@ -27,6 +27,7 @@ type Node struct {
 	dir     string
 	pid     int // of its process 1, as the machine counts
 	port    int // on the machine's loopback, leads to the API servers
+	up      bool
 }
 
 func (c *Cluster) node(index int) *Node {
@@ -91,12 +92,44 @@ func (n *Node) environ() []string {
 	return []string{"PATH=" + strings.Join(path, ":"), "HOME=/var/lib/root", "KUBECONFIG=" + adminConf, "LANG=C.UTF-8"}
 }
 
-// boot starts the node up to its containerd.
-func (n *Node) boot(ctx context.Context, all []*Node) error {
-	if err := n.lay(all); err != nil {
+// Boot switches the node on: its disk is as it was, or new if it is gone, with nothing but the images. On return containerd
+// serves; the rest follows by itself.
+func (n *Node) Boot(ctx context.Context) error {
+	fresh := !isDir(n.dir)
+	if fresh {
+		if err := n.lay(); err != nil {
+			return fmt.Errorf("lay out %s: %w", n.Name, err)
+		}
+	}
+	if err := n.start(ctx); err != nil {
 		return err
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err := n.link(ctx); err != nil {
+		return err
+	}
+	if fresh {
+		for _, file := range n.cluster.images {
+			if err := n.load(ctx, file); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (n *Node) load(ctx context.Context, file string) error {
+	if _, err := n.Exec(ctx, "ctr", "-n", "k8s.io", "images", "import", file); err != nil {
+		return fmt.Errorf("load image %s: %w", file, err)
+	}
+	return nil
+}
+
+// Erase destroys the disk of a node that was killed.
+func (n *Node) Erase() error { return os.RemoveAll(n.dir) }
+
+// start starts process 1 and waits for containerd.
+func (n *Node) start(ctx context.Context) error {
+	listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", n.port)) // 0 at first: any
 	if err != nil {
 		return err
 	}
@@ -107,13 +140,13 @@ func (n *Node) boot(ctx context.Context, all []*Node) error {
 		return err
 	}
 	defer way.Close()
-	log, err := os.Create(filepath.Join(n.dir, "node.log"))
+	log, err := os.OpenFile(filepath.Join(n.dir, "node.log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
 	args := []string{n.dir, n.Address}
-	for _, other := range all {
+	for _, other := range n.cluster.Nodes {
 		if other != n {
 			args = append(args, other.Address)
 		}
@@ -146,7 +179,7 @@ func (n *Node) boot(ctx context.Context, all []*Node) error {
 }
 
 // lay lays out the node's folder.
-func (n *Node) lay(all []*Node) error {
+func (n *Node) lay() error {
 	for _, dir := range []string{"etc.work", "services", "var/lib/root", "var/lib/kubelet", "var/log"} {
 		if err := os.MkdirAll(filepath.Join(n.dir, dir), 0o755); err != nil {
 			return err
@@ -163,7 +196,7 @@ func (n *Node) lay(all []*Node) error {
 		return err
 	}
 	hosts = fmt.Append(hosts, "\n127.0.0.1 control-plane\n")
-	for _, other := range all {
+	for _, other := range n.cluster.Nodes {
 		hosts = fmt.Appendf(hosts, "%s %s\n", other.Address, other.Name)
 	}
 	values := map[string]string{"PodCIDR": n.podCIDR(), "PauseImage": pauseImage}
@@ -233,26 +266,32 @@ var nodeFiles = map[string]string{
 	"services/containerd": `#!/bin/sh
 exec containerd --config /etc/containerd/config.toml
 `,
-	// As kubeadm's own drop-in for systemd has it.
+	// A service that kubeadm has not configured yet ends, and is started again. The rest is as kubeadm's own drop-in for
+	// systemd has it.
 	"services/kubelet": `#!/bin/sh
+[ -f /var/lib/kubelet/config.yaml ] || exit 0
 . /var/lib/kubelet/kubeadm-flags.env
 exec kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf \
 	--config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS
 `,
 	"services/kube-proxy": `#!/bin/sh
-exec kube-proxy --config=/etc/kubernetes/kube-proxy.yaml
+[ -f ` + proxyYAML + ` ] || exit 0
+exec kube-proxy --config=` + proxyYAML + `
 `,
 }
 
-// link joins every two nodes.
-func (c *Cluster) link(ctx context.Context) error {
-	for i, a := range c.Nodes {
-		for _, b := range c.Nodes[i+1:] {
-			if err := a.linkTo(ctx, b); err != nil {
+// link joins the node with those that are up.
+func (n *Node) link(ctx context.Context) error {
+	n.cluster.mu.Lock()
+	defer n.cluster.mu.Unlock()
+	for _, other := range n.cluster.Nodes {
+		if other.up && other != n {
+			if err := n.linkTo(ctx, other); err != nil {
 				return err
 			}
 		}
 	}
+	n.up = true
 	return nil
 }
 

@@ -87,6 +87,9 @@ func processOf(dir string) int {
 // Kill ends the node as a power cut would, and with it all that runs there. Its folder stays. It is no error if it does
 // not run.
 func (n *Node) Kill() error {
+	n.cluster.mu.Lock()
+	n.up = false
+	n.cluster.mu.Unlock()
 	pid := processOf(n.dir)
 	if pid == 0 {
 		return nil

@@ -11,6 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"helm.sh/helm/v3/pkg/action"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/release"
 	"helm.sh/helm/v3/pkg/strvals"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -40,6 +43,7 @@ var (
 	Jobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 	CronJobs    = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
 	Pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	Nodes       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	Deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	CRDs        = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
 )
@@ -47,6 +51,8 @@ var (
 // Release is what is installed: by default with the default values, as etcd-snapshot in kube-system.
 type Release struct {
 	Name, Namespace string
+	// Version is the chart's, packaged from the same tree. Empty: the tree's own.
+	Version string
 	// Values is YAML; Set is more of them as --set takes them.
 	Values string
 	Set    []string
@@ -75,6 +81,21 @@ func (r Release) values(tb testing.TB) map[string]any {
 	return values
 }
 
+func (r Release) chart(tb testing.TB) *chart.Chart {
+	tb.Helper()
+	ch, err := Chart()
+	require.NoError(tb, err)
+	if r.Version == "" {
+		return ch
+	}
+	ch.Metadata.Version = r.Version
+	file, err := chartutil.Save(ch, tb.TempDir())
+	require.NoError(tb, err)
+	ch, err = loader.Load(file)
+	require.NoError(tb, err)
+	return ch
+}
+
 // Helm gives Helm's actions in a namespace.
 func (c *Cluster) Helm(tb testing.TB, namespace string) *action.Configuration {
 	tb.Helper()
@@ -95,9 +116,7 @@ func (c *Cluster) Install(tb testing.TB, r Release) *release.Release {
 	})
 	a := action.NewInstall(c.Helm(tb, r.Namespace))
 	a.ReleaseName, a.Namespace, a.CreateNamespace, a.Timeout = r.Name, r.Namespace, true, Timeout
-	ch, err := Chart()
-	require.NoError(tb, err)
-	rel, err := a.RunWithContext(tb.Context(), ch, r.values(tb))
+	rel, err := a.RunWithContext(tb.Context(), r.chart(tb), r.values(tb))
 	require.NoError(tb, err)
 	return rel
 }
@@ -108,9 +127,7 @@ func (c *Cluster) Upgrade(tb testing.TB, r Release) *release.Release {
 	r = r.withDefaults()
 	a := action.NewUpgrade(c.Helm(tb, r.Namespace))
 	a.Namespace, a.Timeout = r.Namespace, Timeout
-	ch, err := Chart()
-	require.NoError(tb, err)
-	rel, err := a.RunWithContext(tb.Context(), r.Name, ch, r.values(tb))
+	rel, err := a.RunWithContext(tb.Context(), r.Name, r.chart(tb), r.values(tb))
 	require.NoError(tb, err)
 	return rel
 }
@@ -161,6 +178,14 @@ func (c *Cluster) ControlPlane(tb testing.TB) (names []string) {
 	return names
 }
 
+// Folder is a destination's folder of this cluster, which has no name but its UID.
+func (c *Cluster) Folder(tb testing.TB, destination string) string {
+	tb.Helper()
+	ns, err := c.Client.CoreV1().Namespaces().Get(context.Background(), metav1.NamespaceSystem, metav1.GetOptions{})
+	require.NoError(tb, err)
+	return filepath.Join(destination, string(ns.UID))
+}
+
 // OnNode is Exec for tests.
 func (c *Cluster) OnNode(tb testing.TB, node string, command ...string) string {
 	tb.Helper()
@@ -169,10 +194,10 @@ func (c *Cluster) OnNode(tb testing.TB, node string, command ...string) string {
 	return string(out)
 }
 
-// Kubectl runs the real kubectl, and gives what it printed to stdout.
+// Kubectl runs the real kubectl, and gives what it printed to stdout. It may be called in a test's cleanup.
 func (c *Cluster) Kubectl(tb testing.TB, args ...string) string {
 	tb.Helper()
-	out, err := c.kubectl(tb.Context(), args...)
+	out, err := c.kubectl(context.WithoutCancel(tb.Context()), args...)
 	require.NoError(tb, err)
 	return out
 }

@@ -64,8 +64,6 @@ func Accepted() map[string]string {
 		"two destinations":         Minimal + "  - {name: other, s3: {bucket: abc}}\n",
 		"name of 40 characters":    edit("name: etcd,", "name: "+strings.Repeat("a", 40)+","),
 		"time zone":                spec("  timeZone: Europe/Berlin"),
-		"extras of their own key":  spec(`  extras: {paths: [/etc/kubernetes/pki/], encryption: {age: {recipients: ["` + Recipient + `"]}}}`),
-		"extras":                   spec(`  encryption: {age: {recipients: ["` + Recipient + `"]}}` + "\n  extras: {paths: [/etc/kubernetes/pki, /etc/a..b], destinations: [node]}"),
 	}
 }
 
@@ -146,11 +144,6 @@ func Refused() map[string]Refusal {
 		"retention 0":              {Doc: dest("hostPath: {path: /b}\n    retention: {last: 0}"), Want: []string{"spec.destinations[0].retention.last"}},
 		"retention negative":       {Doc: dest("hostPath: {path: /b}\n    retention: {daily: -1}"), Want: []string{"spec.destinations[0].retention.daily"}},
 		"retention a string":       {Doc: dest("hostPath: {path: /b}\n    retention: {daily: \"7\"}"), Want: []string{"spec.destinations[0].retention.daily", "integer"}},
-		"extras in the clear":      {Doc: spec("  extras: {paths: [/etc/kubernetes/pki]}"), Want: []string{"spec.extras", "must be encrypted"}},
-		"extras to nowhere":        {Doc: spec(`  extras: {paths: [/e], destinations: [nod], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.destinations", "must name destinations"}},
-		"extras without paths":     {Doc: spec(`  extras: {paths: [], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths"}},
-		"extras relative":          {Doc: spec(`  extras: {paths: [etc], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths[0]"}},
-		"extras through dots":      {Doc: spec(`  extras: {paths: [/etc/../root], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths[0]", "segments"}},
 		"within in weeks":          {Doc: dest("hostPath: {path: /b}\n    retention: {within: 2w}"), Want: []string{"spec.destinations[0].retention.within"}},
 	}
 }

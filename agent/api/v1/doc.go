@@ -27,6 +27,10 @@ const (
 	SnapshotResource = "etcdsnapshots"
 )
 
+// AnnotationSpecDigest tells which of a release's specs a policy was made of: the chart computes it, and nothing is said
+// of how. Where the policy's differs from that of the release's manifest, the policy is the older one.
+const AnnotationSpecDigest = "etcdsnapshot.dev/spec-digest"
+
 // AddToScheme registers the kinds of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion, &EtcdSnapshotPolicy{}, &EtcdSnapshotPolicyList{}, &EtcdSnapshot{}, &EtcdSnapshotList{})

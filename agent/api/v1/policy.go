@@ -39,12 +39,10 @@ type EtcdSnapshotPolicyList struct {
 }
 
 // EtcdSnapshotPolicySpec is what a user writes.
-//
-// +kubebuilder:validation:XValidation:rule="!has(self.extras) || has(self.extras.encryption) || has(self.encryption)",message="extras must be encrypted: set extras.encryption.age.recipients, or encryption.age.recipients",fieldPath=".extras"
-// +kubebuilder:validation:XValidation:rule="!has(self.extras) || !has(self.extras.destinations) || self.extras.destinations.all(n, self.destinations.exists(d, d.name == n))",message="extras.destinations must name destinations of this policy",fieldPath=".extras.destinations"
 type EtcdSnapshotPolicySpec struct {
 	// Name of the folder in every destination that this cluster's snapshots lie in. Defaults to the UID of the
-	// namespace kube-system; required where the policy is read from a file without an API server.
+	// namespace kube-system; where the policy is read from a file without an API server, to status.clusterName, and
+	// without that it is required.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
@@ -90,38 +88,6 @@ type EtcdSnapshotPolicySpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Verification VerificationSpec `json:"verification,omitzero"`
-
-	// Files of the node that are stored beside each snapshot in an archive of their own, always encrypted: what a
-	// restored etcd is of little use without. Left out, there are none.
-	// +optional
-	Extras *ExtrasSpec `json:"extras,omitempty"`
-}
-
-// ExtrasSpec says which files of the node go with each snapshot. They hold private keys: whoever opens the archive can
-// act as anyone in the cluster.
-type ExtrasSpec struct {
-	// Files and folders, by the paths that they have on the node. Folders are taken with all that is in them; symbolic
-	// links in them are kept as links.
-	// +required
-	// +listType=set
-	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=64
-	// +kubebuilder:validation:items:MaxLength=1024
-	// +kubebuilder:validation:items:Pattern=`^(/[^/]+)+/?$`
-	// +kubebuilder:validation:items:XValidation:rule="!self.matches('/[.]{1,2}(/|$)')",message="must not hold the segments '.' or '..'"
-	Paths []string `json:"paths"`
-
-	// Who can open the archive. Left out, whoever opens the snapshots.
-	// +optional
-	Encryption *EncryptionSpec `json:"encryption,omitempty"`
-
-	// Names of the destinations that get the archive. Left out, all do.
-	// +optional
-	// +listType=set
-	// +kubebuilder:validation:MinItems=1
-	// +kubebuilder:validation:MaxItems=16
-	// +kubebuilder:validation:items:MaxLength=40
-	Destinations []string `json:"destinations,omitempty"`
 }
 
 // EtcdSpec says how to reach etcd. Files are named by the paths they have on the node, which are the paths at
@@ -228,12 +194,26 @@ const (
 
 // EtcdSnapshotPolicyStatus is what the last runs found. It is written by the agent only.
 type EtcdSnapshotPolicyStatus struct {
+	// Name of the folder in every destination that this cluster's snapshots lie in, as the last run used it. A manifest
+	// that was saved with its status is enough to find them without an API server.
+	// +optional
+	ClusterName string `json:"clusterName,omitempty"`
+	// UID that marks this cluster's folders, as the last run used it.
+	// +optional
+	ClusterUID string `json:"clusterUID,omitempty"`
 	// Schedule of the CronJob that ran last, in its time zone.
 	// +optional
 	Schedule string `json:"schedule,omitempty"`
+	// Longest time, in seconds, between two runs of that schedule: a weekend, where it runs on weekdays.
+	// +optional
+	ScheduleIntervalSeconds int64 `json:"scheduleIntervalSeconds,omitempty"`
 	// When the last run began.
 	// +optional
 	LastRunTime *metav1.Time `json:"lastRunTime,omitempty"`
+	// How the last run ended. Succeeded: the snapshot reached every required destination. Partial: it reached some.
+	// +optional
+	// +kubebuilder:validation:Enum=Succeeded;Partial;Failed
+	LastResult string `json:"lastResult,omitempty"`
 	// When the last snapshot was taken that reached every required destination.
 	// +optional
 	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
@@ -243,6 +223,9 @@ type EtcdSnapshotPolicyStatus struct {
 	// How long the last run took.
 	// +optional
 	LastDuration *metav1.Duration `json:"lastDuration,omitempty"`
+	// The same in seconds (1.58), for programs.
+	// +optional
+	LastDurationSeconds string `json:"lastDurationSeconds,omitempty"`
 	// Runs in a row that did not reach every required destination.
 	// +optional
 	ConsecutiveFailures int32 `json:"consecutiveFailures"`
@@ -252,6 +235,32 @@ type EtcdSnapshotPolicyStatus struct {
 	// Size of the newest snapshot as stored, for people (12.3 MiB).
 	// +optional
 	Size string `json:"size,omitempty"`
+	// Bytes of the database in the last snapshot that was stored somewhere.
+	// +optional
+	DatabaseBytes int64 `json:"databaseBytes,omitempty"`
+	// Bytes of the database in the one before it.
+	// +optional
+	PreviousDatabaseBytes int64 `json:"previousDatabaseBytes,omitempty"`
+	// Bytes of the last snapshot as stored.
+	// +optional
+	StoredBytes int64 `json:"storedBytes,omitempty"`
+	// Revision of etcd when the last snapshot was taken.
+	// +optional
+	Revision int64 `json:"revision,omitempty"`
+	// Revision of etcd when the one before it was taken.
+	// +optional
+	PreviousRevision int64 `json:"previousRevision,omitempty"`
+	// Certificates that etcd is reached with, as the last run read them.
+	// +optional
+	// +listType=map
+	// +listMapKey=file
+	Certificates []CertificateStatus `json:"certificates,omitempty"`
+	// The last verifications, by level. One of level restore proves what the lower levels do, and is entered under its own
+	// level alone.
+	// +optional
+	// +listType=map
+	// +listMapKey=level
+	Verifications []PolicyVerificationStatus `json:"verifications,omitempty"`
 	// What each destination holds.
 	// +optional
 	// +listType=map
@@ -265,10 +274,63 @@ type EtcdSnapshotPolicyStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
+// Values of EtcdSnapshotPolicyStatus.LastResult.
+const (
+	ResultSucceeded = "Succeeded"
+	ResultPartial   = "Partial"
+	ResultFailed    = "Failed"
+)
+
+// CertificateStatus is what was read in a file of certificates.
+type CertificateStatus struct {
+	// Path of the file.
+	// +required
+	File string `json:"file"`
+	// When it expires; of several CA certificates, the last one of them.
+	// +required
+	NotAfter metav1.Time `json:"notAfter"`
+}
+
+// PolicyVerificationStatus is what the verifications of one level found.
+type PolicyVerificationStatus struct {
+	// +required
+	// +kubebuilder:validation:Enum=checksum;database;restore
+	Level string `json:"level"`
+	// When the last one was made.
+	// +required
+	Time metav1.Time `json:"time"`
+	// Snapshot that it was made of: of several, the newest one that failed, or else the newest.
+	// +required
+	Snapshot string `json:"snapshot"`
+	// +required
+	// +kubebuilder:validation:Enum=Passed;Failed
+	Result string `json:"result"`
+	// +optional
+	Message string `json:"message,omitempty"`
+	// When one last passed.
+	// +optional
+	PassedTime *metav1.Time `json:"passedTime,omitempty"`
+	// Newest snapshot that passed.
+	// +optional
+	PassedSnapshot string `json:"passedSnapshot,omitempty"`
+	// When that snapshot was taken.
+	// +optional
+	PassedSnapshotTime *metav1.Time `json:"passedSnapshotTime,omitempty"`
+}
+
 // PolicyDestinationStatus is what one destination holds of this policy's snapshots.
 type PolicyDestinationStatus struct {
 	// +required
 	Name string `json:"name"`
+	// hostPath, gcs, azure or s3.
+	// +optional
+	Backend string `json:"backend,omitempty"`
+	// Whether a run fails when it does not reach this destination.
+	// +optional
+	Required *bool `json:"required,omitempty"`
+	// Whether a retention rule says which snapshots are kept here; without one, all are.
+	// +optional
+	Retention *bool `json:"retention,omitempty"`
 	// Snapshots in this destination.
 	// +optional
 	Snapshots int32 `json:"snapshots"`
@@ -277,6 +339,12 @@ type PolicyDestinationStatus struct {
 	Bytes int64 `json:"bytes"`
 	// +optional
 	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
+	// When retention was last applied here without an error.
+	// +optional
+	LastPruneTime *metav1.Time `json:"lastPruneTime,omitempty"`
+	// Snapshots that it removed then.
+	// +optional
+	LastPruned *int32 `json:"lastPruned,omitempty"`
 	// Why the last run failed here; empty after a success.
 	// +optional
 	Message string `json:"message,omitempty"`

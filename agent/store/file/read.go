@@ -152,6 +152,27 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[store.Object,
 	}
 }
 
+// Folders gives the names of the folders at the top, sorted. Who lists them one by one with List is told of those that
+// cannot be read, which a list of everything passes by.
+func (s *Store) Folders(ctx context.Context) ([]string, error) {
+	root, err := openRoot(s.root)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	entries, err := root.read(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.isFolder() {
+			names = append(names, e.name)
+		}
+	}
+	return names, nil
+}
+
 // errStopped ends a walk whose consumer wants no more.
 var errStopped = fmt.Errorf("stopped by the consumer")
 

@@ -4,6 +4,20 @@ snapshot's place). The templates below take a dict of `root` and `component`.
 */}}
 
 {{/*
+etcd-snapshot.schedule puts a minute in the place of H: one that follows from the cluster's name, so that many clusters do
+not begin at once, and that is the same with each rendering. `schedule` besides.
+*/}}
+{{- define "etcd-snapshot.schedule" -}}
+{{- $schedule := .schedule -}}
+{{- if regexMatch "^ *[hH] " $schedule -}}
+{{- $cluster := .root.Values.clusterName | required (printf "clusterName: the H in the schedule %q becomes a minute that follows from it. Set clusterName, or write the minute." $schedule) -}}
+{{- $minute := mod (printf "0x%s" (printf "%s/%s" .component $cluster | sha256sum | trunc 8) | int64) 60 -}}
+{{- $schedule = regexReplaceAllLiteral "^ *[hH] " $schedule (printf "%d " $minute) -}}
+{{- end -}}
+{{- $schedule -}}
+{{- end }}
+
+{{/*
 etcd-snapshot.cronJob gives a CronJob: `name` and `schedule` besides.
 */}}
 {{- define "etcd-snapshot.cronJob" -}}
@@ -20,7 +34,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  schedule: {{ .schedule | quote }}
+  schedule: {{ include "etcd-snapshot.schedule" . | quote }}
   {{- with $config.timeZone }}
   timeZone: {{ . | quote }}
   {{- end }}
@@ -370,7 +384,10 @@ etcd-snapshot.podSecurity gives the pods' security context. A verification is ro
 - --spool-dir=/spool
 - --spool-limit={{ $config.spool.sizeLimit }}
 {{- else }}
-- {{ printf "--schedule=%s" $config.schedule | quote }}
+- {{ printf "--schedule=%s" (include "etcd-snapshot.schedule" (dict "root" .root "component" .component "schedule" $config.schedule)) | quote }}
+{{- with $config.timeZone }}
+- --schedule-time-zone={{ . }}
+{{- end }}
 - --spool-dir=/spool
 {{- if include "etcd-snapshot.onEveryNode" . }}
 - --index=$(JOB_COMPLETION_INDEX)

@@ -2,8 +2,7 @@
 etcd-snapshot.policy gives the policy's manifest.
 */}}
 {{- define "etcd-snapshot.policy" -}}
-{{- $etcd := include "etcd-snapshot.endpoints" . | fromYaml -}}
-{{- $certificates := include "etcd-snapshot.certificates" . | fromYaml -}}
+{{- $spec := include "etcd-snapshot.policySpec" . | trim -}}
 apiVersion: etcdsnapshot.dev/v1
 kind: EtcdSnapshotPolicy
 metadata:
@@ -12,40 +11,50 @@ metadata:
   labels:
     {{- include "etcd-snapshot.labels" . | nindent 4 }}
   annotations:
-    # Helm takes it into the release, should a run have made it.
+    # Helm takes it into the release, should a run have made it, but as it is: by the digest a run sees that it is older.
     meta.helm.sh/release-name: {{ .Release.Name }}
     meta.helm.sh/release-namespace: {{ .Release.Namespace }}
+    etcdsnapshot.dev/spec-digest: {{ $spec | sha256sum | quote }}
 spec:
-  {{- with .Values.clusterName }}
-  clusterName: {{ . | quote }}
+  {{- $spec | nindent 2 }}
+{{- end }}
+
+{{/*
+etcd-snapshot.policySpec gives its spec.
+*/}}
+{{- define "etcd-snapshot.policySpec" -}}
+{{- $etcd := include "etcd-snapshot.endpoints" . | fromYaml -}}
+{{- $certificates := include "etcd-snapshot.certificates" . | fromYaml -}}
+{{- with .Values.clusterName }}
+clusterName: {{ . | quote }}
+{{- end }}
+{{- with .Values.clusterUID }}
+clusterUID: {{ . | quote }}
+{{- end }}
+timeZone: {{ .Values.retentionTimeZone | default .Values.timeZone | default "UTC" }}
+etcd:
+  endpoints:
+  {{- range $etcd.endpoints }}
+  - {{ . | quote }}
   {{- end }}
-  {{- with .Values.clusterUID }}
-  clusterUID: {{ . | quote }}
+  {{- range $field := list "caFile" "certFile" "keyFile" }}
+  {{- with get $certificates $field }}
+  {{ $field }}: {{ .path }}
   {{- end }}
-  timeZone: {{ .Values.retentionTimeZone | default .Values.timeZone | default "UTC" }}
-  etcd:
-    endpoints:
-    {{- range $etcd.endpoints }}
-    - {{ . | quote }}
-    {{- end }}
-    {{- range $field := list "caFile" "certFile" "keyFile" }}
-    {{- with get $certificates $field }}
-    {{ $field }}: {{ .path }}
-    {{- end }}
-    {{- end }}
-    {{- with .Values.etcd.serverName }}
-    serverName: {{ . | quote }}
-    {{- end }}
-  compression:
-    {{- toYaml .Values.compression | nindent 4 }}
-  {{- if (.Values.encryption.age).recipients }}
-  encryption:
-    {{- toYaml .Values.encryption | nindent 4 }}
   {{- end }}
-  destinations:
-  {{- include "etcd-snapshot.destinations" . | trim | nindent 2 }}
-  verification:
-    afterStore: {{ .Values.verification.afterStore }}
+  {{- with .Values.etcd.serverName }}
+  serverName: {{ . | quote }}
+  {{- end }}
+compression:
+  {{- toYaml .Values.compression | nindent 2 }}
+{{- if (.Values.encryption.age).recipients }}
+encryption:
+  {{- toYaml .Values.encryption | nindent 2 }}
+{{- end }}
+destinations:
+{{- include "etcd-snapshot.destinations" . | trim | nindent 0 }}
+verification:
+  afterStore: {{ .Values.verification.afterStore }}
 {{- end }}
 
 {{/*

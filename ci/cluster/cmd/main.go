@@ -27,10 +27,10 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := run(ctx, os.Args[1:])
-	var exit *exec.ExitError
+	var exit exitCode
 	switch {
-	case errors.As(err, &exit) && exit.ExitCode() > 0:
-		os.Exit(exit.ExitCode())
+	case errors.As(err, &exit):
+		os.Exit(int(exit))
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(2)
 	case err != nil:
@@ -38,6 +38,11 @@ func main() {
 		os.Exit(1)
 	}
 }
+
+// exitCode is that of a command that ran on a node, and said itself why it failed.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
 
 func run(ctx context.Context, args []string) error {
 	fs := flag.NewFlagSet("cluster", flag.ContinueOnError)
@@ -105,7 +110,11 @@ func execute(ctx context.Context, dir, node string, command []string) error {
 		if n.Name == node {
 			cmd := n.Command(ctx, command...)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-			return cmd.Run()
+			err := cmd.Run()
+			if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 0 {
+				return exitCode(exit.ExitCode())
+			}
+			return err
 		}
 	}
 	return fmt.Errorf("there is no node %s", node)

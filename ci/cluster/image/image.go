@@ -30,10 +30,17 @@ type Image struct {
 	User       string
 }
 
-// Program is an image of one program, which is found in PATH there.
-func Program(tag, file string) Image {
-	in := path.Join("/usr/local/bin", filepath.Base(file))
-	return Image{Tag: tag, Files: map[string]string{in: file}, Entrypoint: []string{in}}
+// Programs is an image of programs, which are found in PATH there. The first is what it runs.
+func Programs(tag string, files ...string) Image {
+	img := Image{Tag: tag, Files: map[string]string{}}
+	for _, file := range files {
+		in := path.Join("/usr/local/bin", filepath.Base(file))
+		img.Files[in] = file
+		if img.Entrypoint == nil {
+			img.Entrypoint = []string{in}
+		}
+	}
+	return img
 }
 
 // FromDockerfile is the image that a Dockerfile from scratch describes. Of its instructions ARG, COPY (one file), USER and

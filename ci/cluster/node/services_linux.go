@@ -21,7 +21,7 @@ const (
 	stopTime    = 30 * time.Second
 )
 
-// supervise keeps the services of folder running and reaps what died, for ever. All but containerd wait to be started.
+// supervise keeps the services of folder running and reaps what died, for ever.
 func supervise(folder string) {
 	files, err := os.ReadDir(folder)
 	if err == nil {
@@ -45,11 +45,6 @@ func supervise(folder string) {
 	}
 	for _, f := range files {
 		name := f.Name()
-		if name != "containerd" {
-			if err := os.WriteFile(downFile(name), nil, 0o644); err != nil {
-				fmt.Fprintln(os.Stderr, "node:", err)
-			}
-		}
 		go func() {
 			for ; ; time.Sleep(pollTime) {
 				if exists(downFile(name)) {

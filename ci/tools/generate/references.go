@@ -158,8 +158,8 @@ func (b *schemaBuilder) distribution() object {
 	return object{"type": "string", "if": object{"enum": refused}, "then": true, "else": object{"enum": known}}
 }
 
-// schedule allows what the CronJob controller's parser (robfig/cron's ParseStandard) takes, but for a few things:
-// @every, which is counted from when the controller saw the CronJob; N/STEP, which cron knows nothing of and people
+// schedule allows what the CronJob controller's parser (robfig/cron's ParseStandard) takes, and H for the minute, which the
+// chart replaces, but not a few things: @every, which is counted from when the controller saw the CronJob; N/STEP, which cron knows nothing of and people
 // read in two ways; a time zone, which Kubernetes refuses since it has spec.timeZone; and what only that parser knows (+1, nothing between two commas).
 func schedule() object {
 	names := func(all string) string {
@@ -178,12 +178,12 @@ func schedule() object {
 		return item + `(/0*[1-9][0-9]*)?(,` + item + `(/0*[1-9][0-9]*)?)*`
 	}
 	fields := strings.Join([]string{
-		field(`[0-5]?[0-9]`), field(`[01]?[0-9]|2[0-3]`), field(`0?[1-9]|[12][0-9]|3[01]`),
+		`([hH]|` + field(`[0-5]?[0-9]`) + `)`, field(`[01]?[0-9]|2[0-3]`), field(`0?[1-9]|[12][0-9]|3[01]`),
 		field(`0?[1-9]|1[0-2]|` + names("jan feb mar apr may jun jul aug sep oct nov dec")),
 		field(`0?[0-6]|` + names("sun mon tue wed thu fri sat")),
 	}, " +")
 	pattern := `^(@(yearly|annually|monthly|weekly|daily|midnight|hourly)| *` + fields + ` *)$`
-	const begin = `^[ *?0-9@]` // no sentence below begins so, or it would be a valid schedule
+	const begin = `^[ *?0-9@hH]` // no sentence below begins so, or it would be a valid schedule
 	rule := refuse(object{"not": object{"pattern": pattern}}, "",
 		"five fields (minute hour day-of-month month day-of-week) or one of @hourly, @daily, @weekly, @monthly, @yearly")
 	for _, r := range []object{
