@@ -79,6 +79,10 @@ generate: ## Write what is derived: DeepCopy, CRDs, JSON Schemas, the chart's sc
 kubernetes-types: ## Write the fields of each supported Kubernetes minor that the chart is tested by (needs the network)
 	$(GO) run ./ci/kubetypes 27 37
 
+.PHONY: gitops-types
+gitops-types: ## Write the schemas of Argo CD, Flux and Cluster API that docs/examples are tested by (needs the network)
+	$(GO) run ./ci/gitopstypes
+
 .PHONY: fmt
 fmt: ## Format the Go code
 	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint fmt
