@@ -14,6 +14,8 @@ BIN      := bin/etcd-snapshot-agent
 # The race detector needs a C compiler. Without one the tests run all the same, except in CI.
 RACE     := $(shell if command -v "$$($(GO) env CC)" >/dev/null 2>&1 || [ -n "$$CI" ]; then echo -race; fi)
 PACKAGES ?= ./...
+# What is tested without servers of others.
+QUICK    ?= ./agent/api/... ./agent/archive ./agent/etcddb ./agent/object ./agent/retention ./agent/schedule ./agent/store/file ./agent/units ./ci/docs
 NODES    ?= 1
 TESTFLAGS ?=
 BENCH_SIZES ?= 100,1024
@@ -28,6 +30,10 @@ demo: build ## The main job without a cluster: a real etcd, the chart's policy, 
 test: parts ## All tests that need no cluster (with -race); what they need is built first
 	@[ -n "$(RACE)" ] || echo "note: no C compiler, so the tests run without the race detector"
 	$(GO) test $(RACE) -timeout 30m $(TESTFLAGS) $(PACKAGES)
+
+.PHONY: quick
+quick: ## The tests of a first look: a minute or two from nothing, no servers but a tool or two
+	$(GO) test $(RACE) $(TESTFLAGS) $(QUICK)
 
 .PHONY: e2e
 e2e: ## The tests that need a cluster, on one of namespaces, or on yours (see CONTRIBUTING.md)
