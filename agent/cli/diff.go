@@ -38,8 +38,9 @@ removed and changed, and which of their fields. -o yaml prints unified diffs.
 
 FROM and TO are the name of a snapshot, "latest", a time (the newest snapshot taken then or before), or a file.
 
-Left out unless --all is given: Events, Leases, Endpoints and EndpointSlices; and of other objects status, generation and
-managedFields. Exit code 0 whether there are differences or not.`,
+Left out unless --all is given, or the kind is named: Events, Leases, Endpoints, EndpointSlices, IPAddresses, and Pods,
+ReplicaSets, ControllerRevisions and Jobs that a controller made; and of other objects status, generation and managedFields.
+Exit code 0 whether there are differences or not.`,
 		Example: `  etcd-snapshot-agent diff 2026-01-02T02:00:00Z 2026-01-02T03:00:00Z --policy-file policy.yaml
   etcd-snapshot-agent diff latest --live --policy-file policy.yaml -n shop
   etcd-snapshot-agent diff before.db after.db deploy web -n shop -o yaml`,

@@ -115,7 +115,8 @@ func (f *getFlags) notFound(ctx context.Context, s *inspect.Snapshot, q inspect.
 	if err != nil {
 		return err
 	}
-	if n := len(changes); n > 1 && changes[n-1].Deleted && changes[n-1].Revision <= s.At {
+	changes = slices.DeleteFunc(changes, func(c inspect.Item) bool { return c.Revision > s.At })
+	if n := len(changes); n > 1 && changes[n-1].Deleted {
 		return fmt.Errorf("%s: it was deleted at revision %d; the version before is still there: --revision %d", text, changes[n-1].Revision, changes[n-2].Revision)
 	}
 	if q.Namespace == "" {

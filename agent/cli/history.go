@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,6 +24,7 @@ import (
 type historyFlags struct {
 	objectFlags
 	allSnapshots  bool
+	all           bool
 	since, output string
 	span          retention.Span
 }
@@ -34,7 +36,8 @@ func newHistory(e *env) *cobra.Command {
 		Short: "Show the versions of an object that snapshots still hold",
 		Long: `Shows each version of an object that is still in a snapshot, deletions among them, and what it changed: etcd keeps versions
 until it is compacted, which Kubernetes does every five minutes. --all-snapshots, or --since, looks into all snapshots, the
-oldest first; each of them is read as a whole.
+oldest first; each of them is read as a whole. Versions that changed nothing but status and the like are left out unless
+--all is given.
 
 "get KIND NAME --snapshot SNAPSHOT --revision REVISION" shows a version. WRITTEN is what the object's metadata tells.`,
 		Example: `  etcd-snapshot-agent history cm settings -n shop --policy-file policy.yaml --since 2d
@@ -47,6 +50,7 @@ oldest first; each of them is read as a whole.
 	fl := cmd.Flags()
 	fl.BoolVar(&f.allSnapshots, "all-snapshots", false, "look into all snapshots of the policy, or of the folder")
 	fl.StringVar(&f.since, "since", "", "look into all snapshots not older than this (12h, 7d, 1m)")
+	fl.BoolVar(&f.all, "all", false, "leave nothing out: also versions that changed nothing but status and the like")
 	outputFlag(cmd, &f.output, "diff")
 	return cmd
 }
@@ -104,16 +108,17 @@ func (f *historyFlags) run(ctx context.Context, e *env, args []string) error {
 			err = h.add(ctx, s, q, "")
 		}
 	}
-	if err != nil {
-		return err
-	}
 	if len(h.versions) == 0 && h.printed == 0 {
+		if err != nil {
+			return err
+		}
 		return fmt.Errorf("no version of %s is left in the snapshot: see --since for others, and keys -A for where it may be", wantedNames(q.Wanted))
 	}
-	return h.print(many)
+	return errors.Join(h.print(many), err)
 }
 
-// everySnapshot looks into the snapshots, the oldest first: what is in an older one need not be in the next.
+// everySnapshot looks into the snapshots, the oldest first: what is in an older one need not be in the next. One that cannot
+// be read does not keep the others from telling what they know.
 func (f *historyFlags) everySnapshot(ctx context.Context, r *reading, h *historian, q inspect.Query) error {
 	if err := f.checkPlace(true); err != nil {
 		return err
@@ -132,21 +137,26 @@ func (f *historyFlags) everySnapshot(ctx context.Context, r *reading, h *histori
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, row := range rows {
 		sources, err := s.copies(ctx, row, f.stall, true)
 		if err != nil {
 			return err
 		}
 		snap, err := r.copy(ctx, restore.Request{Sources: sources, Identities: ids, Progress: r.e.readProgress(), Log: r.e.log}, 0)
-		if err != nil {
+		switch {
+		case err != nil && ctx.Err() != nil:
 			return err
+		case err != nil:
+			errs = append(errs, err)
+			continue
 		}
 		if err := h.add(ctx, snap, q, row.Name); err != nil {
 			return err
 		}
 		r.close(snap)
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // historian makes rows of versions as they come.
@@ -157,6 +167,7 @@ type historian struct {
 	printed  int
 	before   map[string]*before
 	seen     map[versionID]bool
+	quiet    int // versions that are left out
 	// upTo is the last revision of the snapshot before.
 	upTo int64
 }
@@ -233,10 +244,12 @@ func (h *historian) version(c inspect.Item, snapshot string) error {
 			v.Change, v.Missing = "changed", c.Version-was.writes-1
 		}
 		if v.Change == "changed" && was.object != nil && now.object != nil {
-			for _, field := range object.Differences(was.object.Object, o.Object) {
-				if !strings.HasPrefix(field, "metadata.managedFields") {
-					v.Fields = append(v.Fields, field)
-				}
+			v.Fields = object.Differences(h.compared(was.object).Object, h.compared(o).Object)
+			if len(v.Fields) == 0 {
+				h.quiet++
+				now.row = was.row
+				h.before[key] = now
+				return nil
 			}
 		}
 	}
@@ -253,30 +266,39 @@ func (h *historian) row(v objectVersion, was, now *before) error {
 	return nil
 }
 
+// compared is an object as it is compared with the version before.
+func (h *historian) compared(o *object.Object) *object.Object {
+	o = o.Copy()
+	if h.all {
+		delete(o.Object["metadata"].(map[string]any), "managedFields")
+	} else {
+		object.Quiet(o)
+	}
+	return o
+}
+
 // diff prints what a version changed.
 func (h *historian) diff(v objectVersion, was, now *before) error {
 	h.printed++
 	var a, b *object.Object
 	from := "/dev/null"
 	if was != nil && was.object != nil && v.Change != "created" {
-		a, from = was.object.Copy(), fmt.Sprintf("%s at revision %d", v.Key, was.row.Revision)
+		a, from = h.compared(was.object), fmt.Sprintf("%s at revision %d", v.Key, was.row.Revision)
 	}
 	to := fmt.Sprintf("%s at revision %d (%s)", v.Key, v.Revision, v.Change)
 	if v.Revision == 0 {
 		to = fmt.Sprintf("%s (%s %s)", v.Key, v.Change, v.Message)
 	}
 	if now.object != nil {
-		b = now.object.Copy()
-	}
-	for _, o := range []*object.Object{a, b} {
-		if o != nil {
-			delete(o.Object["metadata"].(map[string]any), "managedFields")
-		}
+		b = h.compared(now.object)
 	}
 	return printUnified(h.e.stdout, a, b, from, to, h.showSecrets)
 }
 
 func (h *historian) print(many bool) error {
+	if h.quiet > 0 {
+		h.e.log.Info("left out: versions that changed nothing but status and the like (--all shows them)", "versions", h.quiet)
+	}
 	switch h.output {
 	case "json":
 		return printJSON(h.e.stdout, map[string]any{"versions": h.versions})
@@ -321,7 +343,7 @@ func summary(fields []string, missing int64, message string) string {
 	}
 	text := strings.Join(parts, ", ")
 	if missing > 0 {
-		text = strings.TrimSpace(text + fmt.Sprintf(" (%d versions before it are compacted)", missing))
+		text = strings.TrimSpace(text + fmt.Sprintf(" (compacted before it: %d)", missing))
 	}
 	if message != "" {
 		text = strings.TrimSpace(text + " " + message)

@@ -41,8 +41,21 @@ const (
 // DiffOptions say what counts.
 type DiffOptions struct {
 	Query
-	// All counts also what changes by itself: kinds that are noise, and fields such as status.
+	// All counts also what changes by itself: kinds that are noise and not named, objects that follow from others, and
+	// fields such as status.
 	All bool
+}
+
+// leavesOut tells whether an item does not count whatever it says.
+func (o *DiffOptions) leavesOut(it Item) bool {
+	switch {
+	case o.All || !it.IsNoise() && !it.CanFollow() || o.names(it.Resource()):
+		return false
+	case it.IsNoise():
+		return true
+	}
+	meta, err := it.Meta()
+	return err == nil && meta.Controller() != nil
 }
 
 // DiffResult sums up a comparison.
@@ -126,7 +139,7 @@ func (d *differ) one(am *matcher, a Item, bm *matcher, b Item) error {
 	if !inB {
 		it = a
 	}
-	if it.IsNoise() && !d.All {
+	if d.leavesOut(it) {
 		d.result.Noise[it.Type.String()]++
 		return nil
 	}

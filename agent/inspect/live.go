@@ -51,7 +51,7 @@ func DiffLive(ctx context.Context, s *Snapshot, api rest.Interface, o DiffOption
 		if it.Kind == "" && it.Encryption == "" || !candidates.match(it) {
 			return nil // what the API server does not serve
 		}
-		if it.IsNoise() && !o.All {
+		if o.leavesOut(it) {
 			return nil
 		}
 		namespace, name := it.Location()
@@ -95,7 +95,7 @@ type live struct {
 
 // wanted tells whether objects of a resource can be meant.
 func (l *live) wanted(r liveResource) bool {
-	if !l.All && (object.Type{APIVersion: r.versions[0], Kind: r.Kind}).IsNoise() {
+	if !l.All && !l.names(r.Resource) && (object.Type{APIVersion: r.versions[0], Kind: r.Kind}).IsNoise() {
 		return false
 	}
 	if l.Namespace != "" && !r.Namespaced && len(l.Wanted) == 0 && !r.isNamespace() {
@@ -162,6 +162,10 @@ func (l *live) compare(ctx context.Context, r liveResource, now *object.Object) 
 	delete(l.ours, id)
 	if !ok {
 		if !l.meant(r, now) {
+			return nil
+		}
+		if !l.All && !l.names(r.Resource) && now.CanFollow() && now.Controller() != nil {
+			l.result.Noise[now.Type.String()]++
 			return nil
 		}
 		if !l.All {

@@ -79,6 +79,11 @@ func ParseWanted(args []string) (wanted []Wanted, err error) {
 	return wanted, nil
 }
 
+// names tells whether a resource is named, in any of its names: what is named is never noise.
+func (q Query) names(r object.Resource) bool {
+	return slices.ContainsFunc(q.Wanted, func(w Wanted) bool { return w.Kind != All && r.Is(w.Kind) })
+}
+
 // matcher decides for one snapshot.
 type matcher struct {
 	Query

@@ -84,8 +84,22 @@ func (t Type) IsNoise() bool {
 	case "Endpoints":
 		return t.Group() == ""
 	}
-	// The API server's own key for peers, and its record of ranges of addresses.
-	return t.Kind == "RangeAllocation" && t.Group() == ""
+	// The API server's own records of addresses that are taken.
+	return t.Kind == "RangeAllocation" && t.Group() == "" || t.Kind == "IPAddress" && t.Group() == "networking.k8s.io"
+}
+
+// CanFollow tells kinds that controllers make of others all the time: a change of one that has a controller follows from
+// its owner's, or from what happened to a node.
+func (t Type) CanFollow() bool {
+	switch t.Kind {
+	case "Pod":
+		return t.Group() == ""
+	case "ReplicaSet", "ControllerRevision":
+		return t.Group() == "apps"
+	case "Job":
+		return t.Group() == "batch"
+	}
+	return false
 }
 
 // IsRemade tells objects that a controller makes again by itself, or that would start over: what to leave out of all that a
