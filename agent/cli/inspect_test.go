@@ -184,7 +184,7 @@ func TestRecoverOneNamespace(t *testing.T) {
 
 // TestInspectEncryptedAtRest: what the API server encrypted is read with its own configuration, and named without.
 func TestInspectEncryptedAtRest(t *testing.T) {
-	for _, provider := range []string{"aescbc", "aesgcm", "secretbox"} {
+	for provider, prefix := range map[string]string{"aescbc": "/registry", "aesgcm": "/kubernetes.io", "secretbox": "/own"} {
 		t.Run(provider, func(t *testing.T) {
 			key := make([]byte, 32)
 			_, err := rand.Read(key)
@@ -202,7 +202,8 @@ resources:
 				return path
 			}
 			config := write(key)
-			k := newKube(t, "--encryption-provider-config="+config)
+			// Keys lie where OpenShift has them, for one.
+			k := newKube(t, "--encryption-provider-config="+config, "--etcd-prefix="+prefix)
 			k.must(shop, "apply", "-f", "-")
 			db := k.save()
 			get := func(args ...string) outcome {
@@ -211,6 +212,11 @@ resources:
 			o := get("--encryption-config", config)
 			require.Zero(t, o.code, o.stderr)
 			require.Contains(t, o.stdout, "aHVudGVyMi1odW50ZXIy")
+
+			o = quietly(t, "keys", "-n", "shop", "--from", db, "-o", "wide")
+			require.Zero(t, o.code, o.stderr)
+			require.Regexp(t, `apps/v1 Deployment +shop +web .* `+prefix+`/deployments/shop/web`, o.stdout)
+			require.Regexp(t, `secrets \(encrypted with `+provider+`\) +shop +payment .* `+prefix+`/secrets/shop/payment`, o.stdout)
 
 			o = get()
 			require.Equal(t, 2, o.code, o.stderr)

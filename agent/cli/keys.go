@@ -153,7 +153,7 @@ func (f *keysFlags) print(ctx context.Context, e *env, found *inspect.Found) err
 		}
 		cells := []any{it.KindName(), orDash(namespace), name, it.Revision, humanBytes(int64(len(it.Value)))}
 		if f.output == "wide" {
-			cells = append(cells, it.Created, it.Version, fmt.Sprintf("%s", it.Key))
+			cells = append(cells, it.Created, it.Version, string(it.Key))
 		}
 		return t.row(cells...)
 	})

@@ -32,8 +32,9 @@ func FuzzItem(f *testing.F) {
 	}
 	selector, err := labels.Parse("app=web,tier!=cache")
 	require.NoError(f, err)
+	known := object.NewNames()
 	f.Fuzz(func(t *testing.T, key, value []byte) {
-		s := &Snapshot{keys: &object.Keys{}, names: object.NewNames()}
+		s := &Snapshot{keys: &object.Keys{}, names: known}
 		it := s.item(etcddb.Entry{Key: key, Value: value})
 		namespace, name := it.Location()
 		require.LessOrEqual(t, len(namespace)+len(name), len(key)+len(value))
@@ -41,10 +42,10 @@ func FuzzItem(f *testing.F) {
 		if o, err := it.Object(); err == nil {
 			require.Equal(t, it.Type, o.Type)
 			if o.IsCRD() {
-				_ = s.names.AddCRD(o)
+				_ = object.NewNames().AddCRD(o)
 			}
 			if o.IsAPIService() {
-				s.names.AddAPIService(o)
+				object.NewNames().AddAPIService(o)
 			}
 		}
 		for _, wanted := range []string{"all", "secrets", "cm/a"} {

@@ -26,6 +26,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"a"},"data":{"x":"aGk=","y":3}}`))
 	f.Add([]byte(`{"apiVersion":"v1","kind":"List","metadata":{},"items":[{}]}`))
 	f.Add([]byte("k8s:enc:secretbox:v1:key1:abc"))
+	names := NewNames()
 	f.Fuzz(func(t *testing.T, value []byte) {
 		meta, metaErr := DecodeMeta(value)
 		o, err := Decode(value)
@@ -39,7 +40,7 @@ func FuzzDecode(f *testing.F) {
 		before := o.Copy()
 		RedactBoth(before.Copy(), o.Copy())
 		Quiet(o.Copy())
-		if names := NewNames(); names.Serve(o) == nil {
+		if names.Serve(o) == nil {
 			Clean(o, func(string) (string, bool) { return "Retain", true })
 			Redact(o)
 			Differences(before.Object, o.Object)
