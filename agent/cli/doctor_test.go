@@ -390,7 +390,7 @@ func TestDoctorInCluster(t *testing.T) {
 	require.NoError(t, kubetest.WriteKubeconfig(a.kubeconfig, account, "kube-system"))
 	require.Eventually(t, func() bool { // RBAC takes a moment
 		d = diagnosed(t, a.agent("doctor", args...))
-		return strings.Contains(d.stderr, "missing: create etcdsnapshotpolicies.etcdsnapshot.dev in kube-system; ")
+		return strings.Contains(d.stderr, "missing: patch etcdsnapshotpolicies.etcdsnapshot.dev etcd in kube-system; create etcdsnapshotpolicies.etcdsnapshot.dev in kube-system; ")
 	}, time.Minute, 200*time.Millisecond)
 	require.Equal(t, 2, d.code)
 	d.has(t, doctor.Fail, "rbac", "delete etcdsnapshots.etcdsnapshot.dev in kube-system", "patch etcdsnapshots.etcdsnapshot.dev/status", "create events in kube-system", "get namespaces kube-system", "as the chart does")

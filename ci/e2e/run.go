@@ -63,6 +63,13 @@ func (c *Cluster) Finish(tb testing.TB, namespace, job string) *Run {
 	return r
 }
 
+// PodOf waits for a Job to have a pod, and gives its name.
+func (c *Cluster) PodOf(tb testing.TB, namespace, job string) string {
+	tb.Helper()
+	of := metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job}
+	return AwaitAny(tb, c, Pods, namespace, of, func(*corev1.Pod) bool { return true }).Name
+}
+
 // RunNow is Start and Finish, and demands success.
 func (c *Cluster) RunNow(tb testing.TB, namespace, cronJob string) *Run {
 	tb.Helper()
@@ -84,10 +91,8 @@ func (c *Cluster) Rows(tb testing.TB, namespace, policy string) map[string]v1.Et
 	require.NoError(tb, err)
 	rows := map[string]v1.EtcdSnapshot{}
 	for _, item := range list.Items {
-		var row v1.EtcdSnapshot
-		require.NoError(tb, runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &row))
-		if row.Spec.Policy == policy {
-			rows[row.Name] = row
+		if row := convert[v1.EtcdSnapshot](tb, &item); row.Spec.Policy == policy {
+			rows[row.Name] = *row
 		}
 	}
 	return rows

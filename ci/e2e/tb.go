@@ -43,6 +43,8 @@ var (
 	Jobs        = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
 	CronJobs    = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
 	Pods        = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	Events      = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	Namespaces  = schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}
 	Nodes       = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	Deployments = schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}
 	CRDs        = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
@@ -235,42 +237,54 @@ func (c *Cluster) Describe(namespace string) string {
 	return b.String()
 }
 
+// Deadline is the context of a wait: it outlives the test's own, for cleanups.
+func Deadline(tb testing.TB) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+}
+
 // Await waits for an object to be there and done to say so, and gives it. It watches, and goes on watching when the API
 // server was away. T is the object's type, such as batchv1.Job.
 func Await[T any](tb testing.TB, c *Cluster, resource schema.GroupVersionResource, namespace, name string, done func(*T) bool) *T {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+	return AwaitAny(tb, c, resource, namespace, named(name), done)
+}
+
+// AwaitAny is Await for whichever of the selected objects it is first.
+func AwaitAny[T any](tb testing.TB, c *Cluster, resource schema.GroupVersionResource, namespace string, selected metav1.ListOptions, done func(*T) bool) *T {
+	tb.Helper()
+	ctx, cancel := Deadline(tb)
 	defer cancel()
 	var last *T
-	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, name), &unstructured.Unstructured{}, nil, func(e watch.Event) (bool, error) {
+	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, selected), &unstructured.Unstructured{}, nil, func(e watch.Event) (bool, error) {
 		if e.Type == watch.Deleted {
 			last = nil
 			return false, nil
 		}
-		last = new(T)
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(e.Object.(*unstructured.Unstructured).Object, last); err != nil {
-			return false, err
-		}
+		last = convert[T](tb, e.Object.(*unstructured.Unstructured))
 		return done(last), nil
 	})
 	if err != nil {
 		text, _ := yaml.Marshal(last)
-		tb.Fatalf("%s %s/%s is not as awaited: %v; it is:\n%s", resource.Resource, namespace, name, err, text)
+		tb.Fatalf("%s in %s (%s%s) is not as awaited: %v; it is:\n%s", resource.Resource, namespace, selected.FieldSelector, selected.LabelSelector, err, text)
 	}
 	return last
+}
+
+func named(name string) metav1.ListOptions {
+	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
 }
 
 // AwaitGone waits for an object not to be there.
 func (c *Cluster) AwaitGone(tb testing.TB, resource schema.GroupVersionResource, namespace, name string) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(tb.Context()), Timeout)
+	ctx, cancel := Deadline(tb)
 	defer cancel()
 	gone := false
 	absent := func(store cache.Store) (bool, error) {
 		gone = len(store.List()) == 0
 		return gone, nil
 	}
-	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, name), &unstructured.Unstructured{}, absent, func(e watch.Event) (bool, error) {
+	_, err := watchtools.UntilWithSync(ctx, c.lister(resource, namespace, named(name)), &unstructured.Unstructured{}, absent, func(e watch.Event) (bool, error) {
 		return e.Type == watch.Deleted, nil
 	})
 	if err != nil && !gone {
@@ -278,19 +292,18 @@ func (c *Cluster) AwaitGone(tb testing.TB, resource schema.GroupVersionResource,
 	}
 }
 
-func (c *Cluster) lister(resource schema.GroupVersionResource, namespace, name string) cache.ListerWatcher {
+func (c *Cluster) lister(resource schema.GroupVersionResource, namespace string, selected metav1.ListOptions) cache.ListerWatcher {
 	var ri dynamic.ResourceInterface = c.Dynamic.Resource(resource)
 	if namespace != "" {
 		ri = c.Dynamic.Resource(resource).Namespace(namespace)
 	}
-	only := fields.OneTermEqualSelector("metadata.name", name).String()
 	return &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = only
+			o.FieldSelector, o.LabelSelector = selected.FieldSelector, selected.LabelSelector
 			return ri.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = only
+			o.FieldSelector, o.LabelSelector = selected.FieldSelector, selected.LabelSelector
 			return ri.Watch(ctx, o)
 		},
 	}
