@@ -191,21 +191,33 @@ func (n *Node) Dial(ctx context.Context, address string) (c net.Conn, err error)
 	return c, err
 }
 
-// inNetwork runs do on a thread that is in the node's network. The thread ends with it.
+// inNetwork runs do on a thread that is in the node's network meanwhile.
 func (n *Node) inNetwork(do func() error) error {
 	result := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is of no use to others
+		// The thread goes back to where it was. One that ended instead would take with it the servers that were started from
+		// it and die with their parent, which is a thread.
+		runtime.LockOSThread()
 		result <- func() error {
-			ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", n.pid))
+			here, err := os.Open("/proc/thread-self/ns/net")
 			if err != nil {
 				return err
 			}
-			defer ns.Close()
-			if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			defer here.Close()
+			there, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", n.pid))
+			if err != nil {
+				return err
+			}
+			defer there.Close()
+			if err := unix.Setns(int(there.Fd()), unix.CLONE_NEWNET); err != nil {
 				return fmt.Errorf("enter the network of %s: %w", n.Name, err)
 			}
-			return do()
+			err = do()
+			if back := unix.Setns(int(here.Fd()), unix.CLONE_NEWNET); back != nil {
+				return errors.Join(err, fmt.Errorf("leave the network of %s: %w", n.Name, back)) // and the thread ends, locked
+			}
+			runtime.UnlockOSThread()
+			return err
 		}()
 	}()
 	return <-result

@@ -128,7 +128,7 @@ func (c *Cluster) Upgrade(tb testing.TB, r Release) *release.Release {
 	tb.Helper()
 	r = r.withDefaults()
 	a := action.NewUpgrade(c.Helm(tb, r.Namespace))
-	a.Namespace, a.Timeout = r.Namespace, Timeout
+	a.Namespace, a.Timeout, a.ResetValues = r.Namespace, Timeout, true
 	rel, err := a.RunWithContext(tb.Context(), r.Name, r.chart(tb), r.values(tb))
 	require.NoError(tb, err)
 	return rel

@@ -66,6 +66,8 @@ type Request struct {
 
 // ProxyConfig is what differs between proxies.
 type ProxyConfig struct {
+	// Listener is where the proxy listens, instead of a free loopback port. The proxy closes it.
+	Listener net.Listener
 	// TLS serves https with a certificate that is signed by nobody else (FaultProxy.CA).
 	TLS bool
 	// ReadBuffer is the size in bytes of the kernel's buffer for what clients send; 0 is the kernel's own choice.
@@ -107,7 +109,7 @@ func StartFaultProxy(tb testing.TB, target string, config ProxyConfig) *FaultPro
 	return p
 }
 
-// RunFaultProxy starts a proxy on a free loopback port in front of the server with the URL target. The client's Host
+// RunFaultProxy starts a proxy in front of the server with the URL target. The client's Host
 // header is kept, since signatures cover it.
 func RunFaultProxy(target string, config ProxyConfig) (*FaultProxy, error) {
 	to, err := url.Parse(target)
@@ -125,9 +127,11 @@ func RunFaultProxy(target string, config ProxyConfig) (*FaultProxy, error) {
 			return errors.Join(err, optErr)
 		}
 	}
-	l, err := lc.Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
+	l := config.Listener
+	if l == nil {
+		if l, err = lc.Listen(context.Background(), "tcp", "127.0.0.1:0"); err != nil {
+			return nil, err
+		}
 	}
 	p := &FaultProxy{URL: "http://" + l.Addr().String(), done: make(chan struct{})}
 	p.closed, p.close = context.WithCancel(context.Background())
@@ -157,7 +161,7 @@ func RunFaultProxy(target string, config ProxyConfig) (*FaultProxy, error) {
 	}
 	if config.TLS {
 		var cert tls.Certificate
-		if cert, p.CA, err = selfSigned(); err != nil {
+		if cert, p.CA, err = selfSigned(l.Addr().(*net.TCPAddr).IP); err != nil {
 			l.Close()
 			return nil, err
 		}

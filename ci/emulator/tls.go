@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// selfSigned makes a certificate for the loopback addresses, signed by itself, and gives it as PEM too.
-func selfSigned() (tls.Certificate, []byte, error) {
+// selfSigned makes a certificate for the loopback addresses and more, signed by itself, and gives it as PEM too.
+func selfSigned(more ...net.IP) (tls.Certificate, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, nil, err
@@ -29,7 +29,7 @@ func selfSigned() (tls.Certificate, []byte, error) {
 		BasicConstraintsValid: true,
 		IsCA:                  true,
 		DNSNames:              []string{"localhost"},
-		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
+		IPAddresses:           append(more, net.IPv4(127, 0, 0, 1), net.IPv6loopback),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {
