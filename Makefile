@@ -78,7 +78,7 @@ clean: ## Remove what was built here (the cache of test programs outside the che
 
 ##@ Develop
 .PHONY: generate
-generate: ## Write what is derived: DeepCopy, CRDs, JSON Schemas, the chart's schema and tables
+generate: ## Write what is derived: DeepCopy, CRDs, JSON Schemas, the chart's schema and tables, docs/reference
 	$(GO) run -C ci/tools ./generate
 
 .PHONY: kubernetes-types

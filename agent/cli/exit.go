@@ -29,6 +29,24 @@ const (
 	exitInterrupted = 130 // by a signal
 )
 
+// ExitCode is one of the program's exit codes.
+type ExitCode struct {
+	Code    int
+	Meaning string
+}
+
+// ExitCodes gives all of them, for documentation.
+func ExitCodes() []ExitCode {
+	return []ExitCode{
+		{exitOK, "Done."},
+		{exitFailed, "Failed, and worth retrying: the network, a store, a member of etcd, the disk."},
+		{exitConfig, "Bad configuration or usage: the same will fail again until somebody changes it."},
+		{exitPartial, "Partial. `snapshot`: stored safely, but not in every required destination. `list --all-clusters`: some clusters are stale."},
+		{exitCorrupt, "A stored snapshot is corrupt."},
+		{exitInterrupted, "Interrupted by a signal; nothing half-written is left visible."},
+	}
+}
+
 func exitMeaning(code int) string {
 	switch code {
 	case exitConfig:

@@ -1,7 +1,7 @@
 // Command generate writes everything that is derived from the Go types in agent/api/v1: their DeepCopy methods,
 // the CRDs (embedded in the agent, and as templates of the chart) and the JSON Schemas under schemas/; and from the
 // chart's values.yaml and presets.yaml: the schema of its values and the tables in its README. From Kubernetes' own Go types
-// it writes what the agent needs to read objects out of etcd.
+// it writes what the agent needs to read objects out of etcd, and from the agent's own flags the reference in docs/.
 //
 // It is run by `make generate`; `make verify` fails when what it writes differs from what is committed.
 package main
@@ -12,6 +12,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 
@@ -78,7 +79,20 @@ func run(root string) error {
 	if err := writeSchema(root, "manifest", "Manifest of a stored snapshot", manifest); err != nil {
 		return err
 	}
-	return g.writeChart(filepath.Join(root, "charts/etcd-snapshot"))
+	if err := g.writeChart(filepath.Join(root, "charts/etcd-snapshot")); err != nil {
+		return err
+	}
+	return reference(root)
+}
+
+// reference writes docs/reference. It is a program of the agent's own module, since the agent's flags are in it.
+func reference(root string) error {
+	cmd := exec.Command("go", "run", "./ci/docs/reference")
+	cmd.Dir, cmd.Stdout, cmd.Stderr = root, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("write docs/reference: %w", err)
+	}
+	return nil
 }
 
 // deepCopy writes agent/api/v1/zz_generated.deepcopy.go.
