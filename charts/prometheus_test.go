@@ -5,18 +5,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
-	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -26,12 +23,10 @@ import (
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
+	agentmetrics "etcdsnapshot.dev/agent/metrics"
 	"etcdsnapshot.dev/ci/kubetest"
-	"etcdsnapshot.dev/ci/parts"
+	"etcdsnapshot.dev/ci/promtest"
 )
-
-// serverTime bounds everything that is waited for here, on a machine that is busy with other tests.
-const serverTime = 2 * time.Minute
 
 // TestMonitoringChain goes the whole way with real parts: the agent's catalog writes status and rows to an API server, a
 // kube-state-metrics that is set up and allowed by the chart makes metrics of them, and a Prometheus with the chart's
@@ -73,13 +68,13 @@ func TestMonitoringChain(t *testing.T) {
 		"stale":   {"EtcdSnapshotLate", "EtcdSnapshotOffsiteCopyStale"},
 	}
 	var got map[string][]string
-	eventually(t, func() error {
+	promtest.Eventually(t, func() error {
 		got = map[string][]string{"healthy": nil, "failed": nil, "stale": nil}
 		// All rules were evaluated on what was scraped only once there is something of each policy.
-		if n := len(prometheus.query(t, `etcd_snapshot_last_run_timestamp_seconds`)); n != 3 {
+		if n := len(prometheus.Query(`etcd_snapshot_last_run_timestamp_seconds`)); n != 3 {
 			return fmt.Errorf("%d policies are known", n)
 		}
-		for _, a := range prometheus.query(t, `ALERTS{alertstate="firing"}`) {
+		for _, a := range prometheus.Query(`ALERTS{alertstate="firing"}`) {
 			got[a.Metric["policy"]] = append(got[a.Metric["policy"]], a.Metric["alertname"])
 		}
 		for _, names := range got {
@@ -111,23 +106,66 @@ func TestMonitoringChain(t *testing.T) {
 		`count(etcd_snapshot_snapshot_info{policy="healthy",etcd_version="3.6.5",destinations="node,offsite"})`:           2,
 		`count(etcd_snapshot_snapshot_verified{policy="healthy"} == 1)`:                                                   2,
 	} {
-		samples := prometheus.query(t, query)
-		require.Len(t, samples, 1, "%s\n%s", query, ksm.metrics(t))
-		require.InDelta(t, value, samples[0].value(t), 0.001, query)
+		samples := prometheus.Query(query)
+		require.Len(t, samples, 1, "%s\n%s", query, ksm.Metrics())
+		require.InDelta(t, value, samples[0].Value, 0.001, query)
 	}
 	// Every metric that the guide lists is there.
 	for _, m := range metrics(t) {
-		require.NotEmpty(t, prometheus.query(t, m.name), "%s is not made\n%s", m.name, ksm.output(t))
+		require.NotEmpty(t, prometheus.Query(m.name), "%s is not made\n%s", m.name, ksm.Output())
+	}
+	// What the agent hands over of the same status is the same, series for series.
+	for _, name := range []string{"healthy", "failed", "stale"} {
+		require.ElementsMatch(t, exposed(t, ksm.Metrics(), name), exposed(t, handedOver(t, client, name), name))
 	}
 	for _, query := range dashboardQueries(t) {
 		query = strings.NewReplacer("$namespace", ".*", "$policy", ".*", "$__range", "1h").Replace(query)
-		eventually(t, func() error { // a trend needs two scrapes
-			if len(prometheus.query(t, query)) == 0 {
+		promtest.Eventually(t, func() error { // a trend needs two scrapes
+			if len(prometheus.Query(query)) == 0 {
 				return fmt.Errorf("no data: %s", query)
 			}
 			return nil
 		})
 	}
+}
+
+// handedOver is what the agent writes for node-exporter of a policy's status in the API server.
+func handedOver(t *testing.T, client *catalog.Client, name string) string {
+	t.Helper()
+	policy, err := client.Policy(t.Context(), "kube-system", name)
+	require.NoError(t, err)
+	status, err := client.PolicyStatus(t.Context(), "kube-system", name)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	policy.Spec.Metrics = &v1.MetricsSpec{Textfile: &v1.MetricsTextfile{Directory: dir}}
+	require.NoError(t, agentmetrics.Report(t.Context(), &agentmetrics.Source{Policy: policy, Status: status, Complete: true}, agentmetrics.Options{}))
+	data, err := os.ReadFile(filepath.Join(dir, "etcd-snapshot_kube-system_"+name+".prom"))
+	require.NoError(t, err)
+	return string(data)
+}
+
+// exposed are the series of a policy, without the rows of its snapshots, as text that says what a scrape sees.
+func exposed(t *testing.T, text, policy string) (all []string) {
+	t.Helper()
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	require.NoError(t, err)
+	for name, f := range families {
+		for _, m := range f.Metric {
+			labels := map[string]string{}
+			for _, l := range m.Label {
+				if l.GetValue() != "" && !strings.HasPrefix(l.GetName(), "customresource_") {
+					labels[l.GetName()] = l.GetValue()
+				}
+			}
+			if strings.HasPrefix(name, "etcd_snapshot_snapshot_") || labels["policy"] != policy {
+				continue
+			}
+			all = append(all, fmt.Sprint(name, " ", f.GetHelp(), labels, m.GetGauge().GetValue()+m.GetUntyped().GetValue()))
+		}
+	}
+	require.NotEmpty(t, all)
+	return all
 }
 
 // monitored are values of a policy whose alerts need not wait.
@@ -194,90 +232,7 @@ func (w *writer) run(policy string, at time.Time, revision int64, failure error)
 	require.NoError(w.t, w.client.Record(w.t.Context(), r))
 }
 
-// program is a server of somebody else's on a loopback port.
-type program struct {
-	url, log string
-}
-
-func startProgram(t *testing.T, ready string, name string, args func(port int) []string) *program {
-	t.Helper()
-	p := &program{log: filepath.Join(t.TempDir(), "log")}
-	log, err := os.Create(p.log)
-	require.NoError(t, err)
-	defer log.Close()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	port := l.Addr().(*net.TCPAddr).Port
-	require.NoError(t, l.Close())
-	p.url = fmt.Sprintf("http://127.0.0.1:%d", port)
-	cmd := exec.CommandContext(t.Context(), name, args(port)...)
-	cmd.Stdout, cmd.Stderr = log, log
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		_ = cmd.Wait()         // killed
-	})
-	eventually(t, func() error {
-		_, err := p.get(ready)
-		if err != nil {
-			return fmt.Errorf("%w\n%s", err, p.output(t))
-		}
-		return nil
-	})
-	return p
-}
-
-func (p *program) get(path string) ([]byte, error) {
-	resp, err := http.Get(p.url + path)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, resp.Status, body)
-	}
-	return body, err
-}
-
-func (p *program) output(t testing.TB) string {
-	t.Helper()
-	data, err := os.ReadFile(p.log)
-	require.NoError(t, err)
-	return string(data[max(0, len(data)-4000):])
-}
-
-func (p *program) metrics(t testing.TB) string {
-	t.Helper()
-	body, err := p.get("/metrics")
-	require.NoError(t, err)
-	return string(body)
-}
-
-// sample is one of an instant query.
-type sample struct {
-	Metric map[string]string
-	Value  [2]any
-}
-
-func (s sample) value(t testing.TB) float64 {
-	t.Helper()
-	var f float64
-	_, err := fmt.Sscan(s.Value[1].(string), &f)
-	require.NoError(t, err)
-	return f
-}
-
-func (p *program) query(t testing.TB, expr string) []sample {
-	t.Helper()
-	body, err := p.get("/api/v1/query?query=" + url.QueryEscape(expr))
-	require.NoError(t, err)
-	var answer struct{ Data struct{ Result []sample } }
-	require.NoError(t, json.Unmarshal(body, &answer))
-	return answer.Data.Result
-}
-
-func startKubeStateMetrics(t *testing.T, s *kubetest.Server) *program {
+func startKubeStateMetrics(t *testing.T, s *kubetest.Server) *promtest.Program {
 	t.Helper()
 	o := render(t, rendering{set: []string{"crds.enabled=false", "monitoring.kubeStateMetrics.configMap.enabled=true", "monitoring.kubeStateMetrics.serviceAccount.name=kube-state-metrics"}})
 	for _, doc := range documents(o.manifest) {
@@ -291,47 +246,26 @@ func startKubeStateMetrics(t *testing.T, s *kubetest.Server) *program {
 	kubeconfig, config := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "config.yaml")
 	require.NoError(t, kubetest.WriteKubeconfig(kubeconfig, account, "kube-system"))
 	require.NoError(t, os.WriteFile(config, []byte(o.configMap(t, "-kube-state-metrics").Data["config.yaml"]), 0o600))
-	return startProgram(t, "/metrics", filepath.Join(parts.Require(t, "kube-state-metrics"), "kube-state-metrics"), func(port int) []string {
+	return promtest.Start(t, "kube-state-metrics", "kube-state-metrics", "/metrics", promtest.Config{}, func(port int) []string {
 		return []string{"--kubeconfig=" + kubeconfig, "--custom-resource-state-only", "--custom-resource-state-config-file=" + config,
 			"--host=127.0.0.1", fmt.Sprintf("--port=%d", port), "--telemetry-host=127.0.0.1", "--telemetry-port=0"}
 	})
 }
 
-func startPrometheus(t *testing.T, ksm *program, rules map[string]any) *program {
+func startPrometheus(t *testing.T, ksm *promtest.Program, rules map[string]any) *promtest.Program {
 	t.Helper()
-	dir := t.TempDir()
-	write := func(name string, content any) {
-		data, err := yaml.Marshal(content)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), data, 0o600))
-	}
-	write("rules.yaml", rules)
-	write("prometheus.yaml", map[string]any{
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	data, err := yaml.Marshal(rules)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(file, data, 0o600))
+	return promtest.Prometheus(t, promtest.Config{}, map[string]any{
 		"global":     map[string]any{"scrape_interval": "1s", "evaluation_interval": "1s"},
-		"rule_files": []string{filepath.Join(dir, "rules.yaml")},
+		"rule_files": []string{file},
 		"scrape_configs": []any{map[string]any{
 			"job_name": "kube-state-metrics", "honor_labels": true,
-			"static_configs": []any{map[string]any{"targets": []string{strings.TrimPrefix(ksm.url, "http://")}}},
+			"static_configs": []any{map[string]any{"targets": []string{strings.TrimPrefix(ksm.URL, "http://")}}},
 		}},
 	})
-	return startProgram(t, "/-/ready", filepath.Join(parts.Require(t, "prometheus"), "prometheus"), func(port int) []string {
-		return []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"),
-			fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port)}
-	})
-}
-
-// eventually tries until there is no error.
-func eventually(t *testing.T, try func() error) {
-	t.Helper()
-	deadline := time.Now().Add(serverTime)
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		require.True(t, time.Now().Before(deadline), "%v", err)
-		time.Sleep(200 * time.Millisecond)
-	}
 }
 
 // dashboardQueries gives every expression of the dashboard.

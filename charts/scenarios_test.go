@@ -12,6 +12,8 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/lint"
 	"helm.sh/helm/v3/pkg/lint/support"
+
+	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
 // scenarios gives the values files in ci/, by name.
@@ -120,6 +122,18 @@ func TestScenariosMountWhatThePolicyNames(t *testing.T) {
 				within(d.S3.Auth.CredentialsDir)
 				if d.S3.ServerSideEncryption != nil {
 					within(d.S3.ServerSideEncryption.KeyDir)
+				}
+			}
+		}
+		if m := spec.Metrics; m != nil {
+			if m.Textfile != nil {
+				within(m.Textfile.Directory)
+				require.False(t, o.mount(t, "metrics-textfile").ReadOnly)
+			}
+			for _, e := range []*v1.MetricsEndpoint{m.Pushgateway, m.OTLP} {
+				if e != nil {
+					within(e.CABundleFile)
+					within(e.CredentialsDir)
 				}
 			}
 		}

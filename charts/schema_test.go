@@ -200,6 +200,17 @@ var valid = map[string]any{
 	"destinations/*/gcs/caBundle/inline":      "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
 	"destinations/*/azure/caBundle/inline":    "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
 	"destinations/*/s3/caBundle/inline":       "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
+
+	"monitoring/metrics/textfile":                    map[string]any{"directory": "/metrics"},
+	"monitoring/metrics/textfile/directory":          "/metrics",
+	"monitoring/metrics/pushgateway":                 map[string]any{"url": "http://pushgateway:9091"},
+	"monitoring/metrics/pushgateway/url":             "http://pushgateway:9091",
+	"monitoring/metrics/otlp":                        map[string]any{"url": "http://otel:4318/v1/metrics"},
+	"monitoring/metrics/otlp/url":                    "http://otel:4318/v1/metrics",
+	"monitoring/metrics/pushgateway/caBundle":        map[string]any{"configMap": map[string]any{"name": "a"}},
+	"monitoring/metrics/otlp/caBundle":               map[string]any{"configMap": map[string]any{"name": "a"}},
+	"monitoring/metrics/pushgateway/caBundle/inline": "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
+	"monitoring/metrics/otlp/caBundle/inline":        "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
 }
 
 // good makes a value that the schema of one place takes.

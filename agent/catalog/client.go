@@ -141,6 +141,18 @@ func (c *Client) Policy(ctx context.Context, namespace, name string) (*v1.EtcdSn
 	return api.CheckObject(onlyInput(obj), fmt.Sprintf("the API server (%s/%s)", namespace, name))
 }
 
+// PolicyStatus reads what the last runs left in a policy's status. Errors: *ConfigError, *UnavailableError.
+func (c *Client) PolicyStatus(ctx context.Context, namespace, name string) (*v1.EtcdSnapshotPolicyStatus, error) {
+	if namespace == "" {
+		namespace = c.namespace
+	}
+	p := &policy{}
+	if err := c.read(ctx, target{resource: v1.PolicyResource, namespace: namespace, name: name}, p); err != nil {
+		return nil, err
+	}
+	return &p.Status, nil
+}
+
 // CreatePolicy makes a policy that is not there yet. Errors: *ConfigError, *UnavailableError, and one for
 // apierrors.IsAlreadyExists where somebody else was quicker.
 func (c *Client) CreatePolicy(ctx context.Context, p *v1.EtcdSnapshotPolicy) error {

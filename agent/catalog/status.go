@@ -14,18 +14,9 @@ import (
 	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
-// StatusAfter is the policy's status after what a report tells, where it was before; no API server is asked. Its
-// condition Verified is left as it was.
-func StatusAfter(r *Report, before *v1.EtcdSnapshotPolicyStatus) v1.EtcdSnapshotPolicyStatus {
-	var known []string
-	for _, d := range before.Destinations {
-		known = append(known, d.Name)
-	}
-	for _, d := range r.Destinations {
-		if !slices.Contains(known, d.Name) {
-			known = append(known, d.Name)
-		}
-	}
+// StatusAfter is the policy's status after what a report tells, where it was before; no API server is asked. known are the
+// policy's destinations. Its condition Verified is left as it was.
+func StatusAfter(r *Report, before *v1.EtcdSnapshotPolicyStatus, known []string) v1.EtcdSnapshotPolicyStatus {
 	return policyStatus(r, newView(r, known), before, 0, nil)
 }
 

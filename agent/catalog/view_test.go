@@ -156,7 +156,7 @@ func TestStatusAfter(t *testing.T) {
 			change(report)
 		}
 		r.Begin, r.End = begin, begin.Add(1580*time.Millisecond)
-		return StatusAfter(report, &before)
+		return StatusAfter(report, &before, []string{"node", "offsite"})
 	}
 	one := run(v1.EtcdSnapshotPolicyStatus{}, Run{Schedule: "0 */6 * * *", Interval: 6 * time.Hour, Manifest: snapshot(first, 4000, 10), Certificates: expiry}, func(r *Report) {
 		r.Destinations[0].KeptBecause, r.Destinations[0].Pruned = map[string][]string{}, []string{"x", "y"}
@@ -197,7 +197,7 @@ func TestVerificationsByLevel(t *testing.T) {
 			v.Time = when
 			done[name] = v
 		}
-		return StatusAfter(&Report{Policy: &v1.EtcdSnapshotPolicy{}, Verifications: done}, &before)
+		return StatusAfter(&Report{Policy: &v1.EtcdSnapshotPolicy{}, Verifications: done}, &before, nil)
 	}
 	passed := func(level string) v1.VerificationStatus {
 		return v1.VerificationStatus{Level: level, Result: v1.VerificationPassed}

@@ -178,6 +178,52 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Zero(t, a.agent("snapshot").code)
 		require.Equal(t, "0 Succeeded", status("consecutiveFailures")+" "+status("lastResult"))
 	})
+	t.Run("metrics are handed over", func(t *testing.T) {
+		// One place takes them, another is not there: the run is none the worse for it.
+		dir := t.TempDir()
+		a.site.spec()["metrics"] = map[string]any{"textfile": map[string]any{"directory": dir}, "pushgateway": map[string]any{"url": "http://127.0.0.1:1"}}
+		a.apply()
+		o := a.agent("snapshot", "--metrics-timeout", "1s")
+		require.Zero(t, o.code, o.stderr)
+		requireContains(t, o.stderr, "metrics were not handed over", "metrics.pushgateway: ", "connection refused", "check url")
+		file := filepath.Join(dir, "etcd-snapshot_kube-system_etcd.prom")
+		text := func() string {
+			data, err := os.ReadFile(file)
+			require.NoError(t, err)
+			return string(data)
+		}
+		const labels = `{namespace="kube-system",policy="etcd"} `
+		first := text()
+		requireContains(t, first, "etcd_snapshot_schedule_interval_seconds"+labels+"21600\n", "etcd_snapshot_consecutive_failures"+labels+"0\n",
+			`etcd_snapshot_last_run_result{namespace="kube-system",policy="etcd",result="Succeeded"} 1`,
+			`etcd_snapshot_last_verification_result{level="checksum",namespace="kube-system",policy="etcd",result="Passed"} 1`,
+			`etcd_snapshot_certificate_expiration_timestamp_seconds{file="`+a.Etcd.Certs.CAFile)
+		previous := status("previousRevision")
+		require.NotEmpty(t, previous)
+		require.Contains(t, first, `last_snapshot="`+status("lastSnapshot")+`"`)
+
+		require.Zero(t, a.agent("verify", "--metrics-timeout", "1s", "--scratch-dir", t.TempDir()).code)
+		verified := text()
+		require.Contains(t, verified, `etcd_snapshot_last_verification_result{level="database",namespace="kube-system",policy="etcd",result="Passed"} 1`)
+		require.Contains(t, verified, `etcd_snapshot_last_run_result{namespace="kube-system",policy="etcd",result="Succeeded"} 1`)
+		require.NoError(t, os.Remove(file))
+		require.Zero(t, a.agent("prune", "--dry-run").code)
+		require.NoFileExists(t, file, "nothing was done")
+		require.Zero(t, a.agent("prune", "--metrics-timeout", "1s").code)
+		requireContains(t, text(), `etcd_snapshot_destination_snapshots{destination="node",namespace="kube-system",policy="etcd"} `+status("destinations[0].snapshots")+"\n",
+			`etcd_snapshot_destination_last_pruned_snapshots{destination="node",namespace="kube-system",policy="etcd"} `+status("destinations[0].lastPruned")+"\n",
+			`etcd_snapshot_last_run_result{namespace="kube-system",policy="etcd",result="Succeeded"} 1`)
+
+		good := a.site.etcd()["endpoints"]
+		a.site.etcd()["endpoints"] = []string{"https://127.0.0.1:1"}
+		a.apply()
+		require.Equal(t, 1, a.agent("snapshot", "--dial-timeout", "1s", "--metrics-timeout", "1s").code)
+		requireContains(t, text(), "etcd_snapshot_consecutive_failures"+labels+"1\n", `result="Failed"} 1`)
+		a.site.etcd()["endpoints"] = good
+		delete(a.site.spec(), "metrics")
+		a.apply()
+		require.Zero(t, a.agent("snapshot").code)
+	})
 	t.Run("no such policy", func(t *testing.T) {
 		o := agent(t, "snapshot", "--kubeconfig", a.kubeconfig, "--policy", "nope")
 		require.Equal(t, 2, o.code)

@@ -49,6 +49,8 @@ type loaded struct {
 	// client is nil where no API server is used.
 	client            *catalog.Client
 	kubernetesVersion string
+	// destinations are all that the policy has, whichever are worked on.
+	destinations []string
 }
 
 // load reads the policy and finds out which cluster this is.
@@ -85,6 +87,7 @@ func (f *policyFlags) read(ctx context.Context, e *env) (*loaded, error) {
 			return l, usageErrorf("--destination: the policy has no destination %q: it has %s", name, strings.Join(destinationNames(l.policy), ", "))
 		}
 	}
+	l.destinations = destinationNames(l.policy)
 	if len(f.destinations) > 0 {
 		l.policy.Spec.Destinations = slices.DeleteFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return !slices.Contains(f.destinations, d.Name) })
 	}

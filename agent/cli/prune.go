@@ -17,8 +17,9 @@ import (
 
 type pruneFlags struct {
 	policyFlags
-	dryRun bool
-	output string
+	dryRun  bool
+	metrics time.Duration
+	output  string
 }
 
 func newPrune(e *env) *cobra.Command {
@@ -34,6 +35,7 @@ and the newest verified one are always kept, and so is everything in a destinati
 	}
 	f.register(cmd)
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only tell what would be kept and removed, and why")
+	metricsTimeFlag(cmd.Flags(), &f.metrics)
 	outputFlag(cmd, &f.output)
 	return cmd
 }
@@ -57,6 +59,7 @@ func (f *pruneFlags) run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
+	handover := l.handover(ctx, e, f.metrics)
 	opened, unusable, done := l.open(ctx, destination.Options{Log: e.log})
 	defer done()
 	errs := l.unusableErrors(unusable)
@@ -73,6 +76,7 @@ func (f *pruneFlags) run(ctx context.Context, e *env) error {
 	}
 	if !f.dryRun {
 		l.record(ctx, e, report)
+		handover.end(ctx, report)
 	}
 	if err := f.print(e, rows); err != nil {
 		errs = append(errs, err)

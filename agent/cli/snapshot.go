@@ -24,7 +24,7 @@ import (
 type snapshotFlags struct {
 	policyFlags
 	schedule, scheduleZone, spoolDir, node, output string
-	stall, dial, catalog                           time.Duration
+	stall, dial, catalog, metrics                  time.Duration
 	index                                          int
 }
 
@@ -50,6 +50,7 @@ of the policy side by side, and checks each copy. Nothing is visible before it i
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a stream or an upload that makes no progress for this long")
 	fl.DurationVar(&f.dial, "dial-timeout", 10*time.Second, "give up a member that does not answer for this long")
 	fl.DurationVar(&f.catalog, "catalog-timeout", catalog.DefaultBudget, "how long to try to write rows and status to the API server, once the snapshot is safe")
+	metricsTimeFlag(fl, &f.metrics)
 	outputFlag(cmd, &f.output)
 	return cmd
 }
@@ -69,6 +70,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 			return usageErrorf("--index: only the run 0 stores in the policy's destinations, of which none is a folder on a node (hostPath)")
 		}
 	}
+	handover := l.handover(ctx, e, f.metrics)
 	spec := l.policy.Spec
 	var recipients []archive.Recipient
 	if spec.Encryption != nil {
@@ -99,11 +101,13 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	report := runReport(l, opened, node, res, &catalog.Run{
 		Schedule: f.schedule, Interval: f.interval(e, begin), Begin: begin, End: time.Now(), Certificates: certificates(e, spec.Etcd), Err: err,
 	})
+	report.Budget = f.catalog
+	own := report
 	if f.index > 0 && err == nil {
 		report.Run = nil // whether the policy is fulfilled is the run 0's to say
 	}
-	report.Budget = f.catalog
 	l.record(ctx, e, report)
+	handover.end(ctx, own)
 	if err != nil {
 		f.diagnose(ctx, e, l, err)
 	}

@@ -29,7 +29,7 @@ type verifyFlags struct {
 	scratchDir, output string
 	span               retention.Span
 	identities         []string
-	stall              time.Duration
+	stall, metrics     time.Duration
 }
 
 func newVerify(e *env) *cobra.Command {
@@ -61,6 +61,7 @@ decoded database to --scratch-dir (restore: 2.2 times its size and 64 MiB) and r
 	fl.StringSliceVar(&f.identities, "identity", nil, "file with the age or SSH private key that opens encrypted snapshots (repeatable)")
 	fl.StringVar(&f.scratchDir, "scratch-dir", defaultScratchDir(), "folder for the decoded database; not on etcd's disk")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a download that makes no progress for this long")
+	metricsTimeFlag(fl, &f.metrics)
 	outputFlag(cmd, &f.output)
 	// An error here would mean that the flag above does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("level", cobra.FixedCompletions([]string{"checksum", "database", "restore"}, cobra.ShellCompDirectiveNoFileComp))
@@ -150,6 +151,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	if err != nil {
 		return err
 	}
+	handover := l.handover(ctx, e, f.metrics)
 	request := verify.Request{Level: verify.Level(f.level), Lower: !levelGiven, Identities: ids, StallTimeout: f.stall, Log: e.log}
 	if request.Level != verify.LevelChecksum {
 		scratch, err := verify.OpenScratch(f.scratchDir, e.log)
@@ -204,6 +206,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	e.status.clear()
 	report.Verifications = verifications(rows)
 	l.record(ctx, e, report)
+	handover.end(ctx, report)
 	if err := f.print(e, rows); err != nil {
 		failures = append(failures, err)
 	}

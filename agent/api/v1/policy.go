@@ -88,6 +88,10 @@ type EtcdSnapshotPolicySpec struct {
 	// +optional
 	// +kubebuilder:default={}
 	Verification VerificationSpec `json:"verification,omitzero"`
+
+	// Where metrics of the runs are handed over.
+	// +optional
+	Metrics *MetricsSpec `json:"metrics,omitempty"`
 }
 
 // EtcdSpec says how to reach etcd. Files are named by the paths they have on the node, which are the paths at

@@ -71,29 +71,35 @@ etcd-snapshot.destinationVolumes gives the volumes that the destinations need.
 {{- end }}
 {{- with .caBundle }}
 - name: ca-{{ $name }}
-  {{- if .existingSecret }}
-  secret:
-    secretName: {{ .existingSecret.name }}
-    items:
-    - key: {{ default "ca.crt" .existingSecret.key }}
-      path: ca.crt
-  {{- else if .configMap }}
-  configMap:
-    name: {{ .configMap.name }}
-    items:
-    - key: {{ default "ca.crt" .configMap.key }}
-      path: ca.crt
-  {{- else }}
-  configMap:
-    name: {{ include "etcd-snapshot.nameWith" (dict "root" $root "suffix" "ca") }}
-    items:
-    - key: {{ $name }}.crt
-      path: ca.crt
+  {{- include "etcd-snapshot.caBundleSource" (dict "root" $root "bundle" . "key" (printf "%s.crt" $name)) | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+etcd-snapshot.caBundleSource gives the source of a volume with the file ca.crt: what the caBundle `bundle` names or, where
+it is inline, the key `key` of our own ConfigMap. With `optional` what is missing is no reason not to start.
+*/}}
+{{- define "etcd-snapshot.caBundleSource" -}}
+{{- $from := .bundle.existingSecret | default .bundle.configMap | default dict -}}
+{{- if .bundle.existingSecret -}}
+secret:
+  secretName: {{ .bundle.existingSecret.name }}
+{{- else if .bundle.configMap -}}
+configMap:
+  name: {{ .bundle.configMap.name }}
+{{- else -}}
+configMap:
+  name: {{ include "etcd-snapshot.nameWith" (dict "root" .root "suffix" "ca") }}
+{{- end }}
+  items:
+  - key: {{ ternary .key ($from.key | default "ca.crt") (empty $from) }}
+    path: ca.crt
+  {{- if .optional }}
+  optional: true
   {{- end }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- end }}
 {{- end }}
 
 {{/*

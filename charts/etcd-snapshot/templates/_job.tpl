@@ -153,20 +153,24 @@ etcd-snapshot.hasHostPath is "true" where a folder on the node is among the dest
 {{- end }}
 
 {{/*
+etcd-snapshot.writesOnNode is "true" where a folder on the node is written to: a destination, or the one that node-exporter
+reads.
+*/}}
+{{- define "etcd-snapshot.writesOnNode" -}}
+{{- if or (include "etcd-snapshot.hasHostPath" .) (.Values.monitoring.metrics | default dict).textfile -}}true{{- end -}}
+{{- end }}
+
+{{/*
 etcd-snapshot.user says who the agent is: `runAsUser` and the added `capabilities`. It is the distribution's reader of
-etcd's key, but root wherever a folder on the node is stored in, because the kubelet makes such folders for root.
+etcd's key, but root wherever a folder on the node is written to, because the kubelet makes such folders for root.
 */}}
 {{- define "etcd-snapshot.user" -}}
 {{- $preset := include "etcd-snapshot.preset" . | fromYaml -}}
 {{- $user := int (default 0 $preset.runAsUser) -}}
 {{- $capabilities := default list $preset.capabilities -}}
-{{- if $user -}}
-{{- range .Values.destinations -}}
-{{- if (. | default dict).hostPath -}}
+{{- if and $user (include "etcd-snapshot.writesOnNode" .) -}}
 {{- $user = 0 -}}
 {{- $capabilities = list "DAC_READ_SEARCH" -}}
-{{- end -}}
-{{- end -}}
 {{- end -}}
 {{- dict "runAsUser" $user "capabilities" $capabilities | toYaml -}}
 {{- end }}
@@ -180,7 +184,7 @@ etcd's key, but root wherever a folder on the node is stored in, because the kub
 {{- if kindIs "invalid" $hostNetwork }}
 {{- $hostNetwork = ne $config.distribution "external" }}
 {{- end }}
-{{- $onNode := or (not $verify) (include "etcd-snapshot.hasHostPath" .root) }}
+{{- $onNode := or (not $verify) (include "etcd-snapshot.writesOnNode" .root) }}
 restartPolicy: Never
 serviceAccountName: {{ include "etcd-snapshot.serviceAccountName" .root }}
 automountServiceAccountToken: true
@@ -275,6 +279,9 @@ containers:
   - name: policy
     mountPath: /etc/etcd-snapshot/policy
     readOnly: true
+  {{- with include "etcd-snapshot.metricsVolumeMounts" .root | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- if $verify }}
   {{- if $config.verification.identitySecret }}
   - name: identity
@@ -329,6 +336,9 @@ volumes:
 {{- with include "etcd-snapshot.destinationVolumes" .root | trim }}
 {{- . | nindent 0 }}
 {{- end }}
+{{- with include "etcd-snapshot.metricsVolumes" .root | trim }}
+{{- . | nindent 0 }}
+{{- end }}
 {{- if not $verify }}
 {{- with $config.extraVolumes }}
 {{- toYaml . | nindent 0 }}
@@ -337,7 +347,7 @@ volumes:
 {{- end }}
 
 {{/*
-etcd-snapshot.podSecurity gives the pods' security context. A verification is root only where a folder of the node is read.
+etcd-snapshot.podSecurity gives the pods' security context. A verification is root only where a folder of the node is read or written.
 */}}
 {{- define "etcd-snapshot.podSecurity" -}}
 {{- $id := int .user.runAsUser -}}
@@ -350,7 +360,7 @@ etcd-snapshot.podSecurity gives the pods' security context. A verification is ro
 {{- $_ := set $security "runAsNonRoot" true -}}
 {{- end -}}
 {{- mergeOverwrite $security (.root.Values.podSecurityContext | default dict) | toYaml -}}
-{{- else if include "etcd-snapshot.hasHostPath" .root -}}
+{{- else if include "etcd-snapshot.writesOnNode" .root -}}
 {{- dict "runAsUser" 0 "runAsGroup" 0 "runAsNonRoot" false "seccompProfile" $security.seccompProfile | toYaml -}}
 {{- else -}}
 {{- dict "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "runAsNonRoot" true "seccompProfile" $security.seccompProfile | toYaml -}}

@@ -55,6 +55,10 @@ destinations:
 {{- include "etcd-snapshot.destinations" . | trim | nindent 0 }}
 verification:
   afterStore: {{ .Values.verification.afterStore }}
+{{- with include "etcd-snapshot.metrics" . | trim }}
+metrics:
+  {{- . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/*

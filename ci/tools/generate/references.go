@@ -19,6 +19,8 @@ func (b *schemaBuilder) resolve(ref string) (object, error) {
 		return b.distribution(), nil
 	case "destinations":
 		return b.destinations()
+	case "metrics":
+		return b.metrics()
 	case "alerts":
 		return b.alertSettings(), nil
 	case "schedule":
