@@ -26,7 +26,7 @@ func defaults(t testing.TB) map[string]any {
 func leaves(values map[string]any, prefix string, out map[string]any) map[string]any {
 	for k, v := range values {
 		path := prefix + k
-		if m, ok := v.(map[string]any); ok && len(m) > 0 && path != "destinations" && !strings.HasPrefix(strings.TrimPrefix(path, "verification."), "resources.") {
+		if m, ok := v.(map[string]any); ok && len(m) > 0 && path != "destinations" && path != "notifications" && !strings.HasPrefix(strings.TrimPrefix(path, "verification."), "resources.") {
 			leaves(m, path+".", out)
 			continue
 		}
@@ -162,6 +162,11 @@ func TestReadmeListsEveryValue(t *testing.T) {
 	}
 	for _, n := range nodes(t) {
 		if field, ok := strings.CutPrefix(n.String(), "destinations/*/"); ok && n.schema["properties"] == nil && !strings.Contains(field, "*") {
+			require.Contains(t, string(text), "| `"+strings.ReplaceAll(field, "/", ".")+"` |")
+		}
+	}
+	for _, n := range nodes(t) {
+		if field, ok := strings.CutPrefix(n.String(), "notifications/*/"); ok && n.schema["properties"] == nil && !strings.HasSuffix(field, "/0") {
 			require.Contains(t, string(text), "| `"+strings.ReplaceAll(field, "/", ".")+"` |")
 		}
 	}

@@ -137,6 +137,11 @@ func TestScenariosMountWhatThePolicyNames(t *testing.T) {
 				}
 			}
 		}
+		for _, n := range spec.Notifications {
+			where := notificationTarget(n)
+			within(where.CredentialsDir)
+			within(where.CABundleFile)
+		}
 	})
 }
 

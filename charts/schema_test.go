@@ -211,6 +211,13 @@ var valid = map[string]any{
 	"monitoring/metrics/otlp/caBundle":               map[string]any{"configMap": map[string]any{"name": "a"}},
 	"monitoring/metrics/pushgateway/caBundle/inline": "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
 	"monitoring/metrics/otlp/caBundle/inline":        "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
+	"notifications/*":                                map[string]any{"ping": map[string]any{"existingSecret": "a"}},
+	"notifications/*/ping":                           map[string]any{"existingSecret": "a"},
+	"notifications/*/webhook":                        map[string]any{"existingSecret": "a"},
+	"notifications/*/ping/caBundle":                  map[string]any{"configMap": map[string]any{"name": "a"}},
+	"notifications/*/webhook/caBundle":               map[string]any{"configMap": map[string]any{"name": "a"}},
+	"notifications/*/ping/caBundle/inline":           "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
+	"notifications/*/webhook/caBundle/inline":        "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n",
 }
 
 // good makes a value that the schema of one place takes.
@@ -343,6 +350,7 @@ func TestMisspeltKeyAtEveryLevel(t *testing.T) {
 func TestRulesBetweenFields(t *testing.T) {
 	t.Parallel()
 	destination := func(values string) string { return "destinations: {x: " + values + "}" }
+	notification := func(values string) string { return "notifications: {x: " + values + "}" }
 	for _, c := range []struct {
 		path, sentence string
 		takes          []string
@@ -467,6 +475,29 @@ func TestRulesBetweenFields(t *testing.T) {
 			},
 			[]string{"{verification: {schedule: '@daily'}, " + recipientValues + "}", "{verification: {schedule: '@daily', level: restore}, " + recipientValues + "}"},
 		},
+		{
+			"notifications/x", "exactly one of webhook and ping",
+			[]string{notification("{ping: {existingSecret: s}}"), notification("{webhook: {existingSecret: s}}"), notification("null")},
+			[]string{notification("{}"), notification("{ping: {existingSecret: s}, webhook: {existingSecret: s}}")},
+		},
+		{
+			"notifications/x/webhook", "signed goes with format json",
+			[]string{
+				notification("{webhook: {existingSecret: s, signed: true}}"), notification("{webhook: {existingSecret: s, signed: true, format: json}}"),
+				notification("{webhook: {existingSecret: s, signed: false, format: slack}}"), notification("{webhook: {existingSecret: s, format: teams}}"),
+			},
+			[]string{notification("{webhook: {existingSecret: s, signed: true, format: slack}}"), notification("{webhook: {existingSecret: s, signed: true, format: teams}}")},
+		},
+		{
+			"notifications/x/webhook", "free of secrets", nil,
+			[]string{notification("{webhook: {existingSecret: s, url: 'https://hooks.example/x'}}"), notification("{webhook: {existingSecret: s, signingKey: x}}"), notification("{webhook: {existingSecret: s, token: x}}")},
+		},
+		{"notifications/x/ping", "free of secrets", nil, []string{notification("{ping: {existingSecret: s, url: 'https://hc.example/x'}}")}},
+		{
+			"notifications/x/ping/caBundle", "exactly one of",
+			[]string{notification("{ping: {existingSecret: s, caBundle: {configMap: {name: a}}}}")},
+			[]string{notification("{ping: {existingSecret: s, caBundle: {}}}")},
+		},
 		{"nodeCount", "the number of control-plane nodes", []string{"{nodes: all, nodeCount: 3}", "{nodes: any, nodeCount: 0}"}, []string{"{nodes: all, nodeCount: 0}"}},
 	} {
 		for _, values := range c.takes {
@@ -490,8 +521,8 @@ func withDefaults(t testing.TB, values string) map[string]any {
 	return out
 }
 
-// Names of destinations are those that the CRD takes.
-func TestNamesOfDestinations(t *testing.T) {
+// Names of destinations and of notifications are those that the CRD takes.
+func TestNamesOfDestinationsAndNotifications(t *testing.T) {
 	t.Parallel()
 	for name, ok := range map[string]bool{"a": true, "off-site-2": true, strings.Repeat("a", 40): true, "A": false, "a.b": false, "-a": false, "a_b": false, strings.Repeat("a", 41): false} {
 		said := complaints(t, withDefaults(t, "destinations: {"+name+": {gcs: {bucket: abc}}}"))
@@ -499,6 +530,12 @@ func TestNamesOfDestinations(t *testing.T) {
 			require.Empty(t, said, name)
 		} else {
 			require.Contains(t, strings.Join(said["destinations"], "\n"), "names", name)
+		}
+		said = complaints(t, withDefaults(t, "notifications: {"+name+": {ping: {existingSecret: abc}}}"))
+		if ok {
+			require.Empty(t, said, name)
+		} else {
+			require.Contains(t, strings.Join(said["notifications"], "\n"), "names", name)
 		}
 	}
 }

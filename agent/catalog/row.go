@@ -208,13 +208,7 @@ func setCondition(conditions *[]metav1.Condition, c metav1.Condition, generation
 const maxMessage = 2048
 
 // shorten cuts a text to at most limit bytes, between two characters.
-func shorten(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	const more = " ..."
-	return strings.ToValidUTF8(text[:limit-len(more)], "") + more
-}
+func shorten(text string, limit int) string { return units.Shorten(text, limit) }
 
 // formatBytes gives a size as people read it, in binary units: 12.3 MiB.
 func formatBytes(n int64) string { return units.Bytes(n) }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/retention"
@@ -17,9 +18,9 @@ import (
 
 type pruneFlags struct {
 	policyFlags
-	dryRun  bool
-	metrics time.Duration
-	output  string
+	dryRun          bool
+	metrics, notify time.Duration
+	output          string
 }
 
 func newPrune(e *env) *cobra.Command {
@@ -36,6 +37,7 @@ and the newest verified one are always kept, and so is everything in a destinati
 	f.register(cmd)
 	cmd.Flags().BoolVar(&f.dryRun, "dry-run", false, "only tell what would be kept and removed, and why")
 	metricsTimeFlag(cmd.Flags(), &f.metrics)
+	notifyTimeFlag(cmd.Flags(), &f.notify)
 	outputFlag(cmd, &f.output)
 	return cmd
 }
@@ -51,7 +53,7 @@ type pruneRow struct {
 	Reasons []string `json:"reasons"`
 }
 
-func (f *pruneFlags) run(ctx context.Context, e *env) error {
+func (f *pruneFlags) run(ctx context.Context, e *env) (err error) {
 	if err := checkOutput(f.output, "table", "json"); err != nil {
 		return err
 	}
@@ -60,6 +62,10 @@ func (f *pruneFlags) run(ctx context.Context, e *env) error {
 		return err
 	}
 	handover := l.handover(ctx, e, f.metrics)
+	if !f.dryRun {
+		told := l.tell(ctx, e, v1.RunPrune, f.notify, false)
+		defer func() { told.end(ctx, err) }()
+	}
 	opened, unusable, done := l.open(ctx, destination.Options{Log: e.log})
 	defer done()
 	errs := l.unusableErrors(unusable)

@@ -24,7 +24,7 @@ import (
 type snapshotFlags struct {
 	policyFlags
 	schedule, scheduleZone, spoolDir, node, output string
-	stall, dial, catalog, metrics                  time.Duration
+	stall, dial, catalog, metrics, notify          time.Duration
 	index                                          int
 }
 
@@ -51,13 +51,14 @@ of the policy side by side, and checks each copy. Nothing is visible before it i
 	fl.DurationVar(&f.dial, "dial-timeout", 10*time.Second, "give up a member that does not answer for this long")
 	fl.DurationVar(&f.catalog, "catalog-timeout", catalog.DefaultBudget, "how long to try to write rows and status to the API server, once the snapshot is safe")
 	metricsTimeFlag(fl, &f.metrics)
+	notifyTimeFlag(fl, &f.notify)
 	outputFlag(cmd, &f.output)
 	return cmd
 }
 
 func defaultSpoolDir() string { return os.TempDir() + "/etcd-snapshot-spool" }
 
-func (f *snapshotFlags) run(ctx context.Context, e *env) error {
+func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 	if err := checkOutput(f.output, "table", "json"); err != nil {
 		return err
 	}
@@ -65,6 +66,8 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
+	told := l.tell(ctx, e, v1.RunSnapshot, f.notify, f.index > 0)
+	defer func() { told.end(ctx, err) }()
 	if f.index > 0 {
 		if l.policy.Spec.Destinations = slices.DeleteFunc(l.policy.Spec.Destinations, func(d v1.Destination) bool { return d.HostPath == nil }); len(l.policy.Spec.Destinations) == 0 {
 			return usageErrorf("--index: only the run 0 stores in the policy's destinations, of which none is a folder on a node (hostPath)")
@@ -98,6 +101,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) error {
 		Log: e.log, Progress: e.progress(),
 	})
 	e.status.clear()
+	told.took(res)
 	report := runReport(l, opened, node, res, &catalog.Run{
 		Schedule: f.schedule, Interval: f.interval(e, begin), Begin: begin, End: time.Now(), Certificates: certificates(e, spec.Etcd), Err: err,
 	})

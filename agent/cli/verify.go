@@ -29,7 +29,8 @@ type verifyFlags struct {
 	scratchDir, output string
 	span               retention.Span
 	identities         []string
-	stall, metrics     time.Duration
+	stall              time.Duration
+	metrics, notify    time.Duration
 }
 
 func newVerify(e *env) *cobra.Command {
@@ -62,6 +63,7 @@ decoded database to --scratch-dir (restore: 2.2 times its size and 64 MiB) and r
 	fl.StringVar(&f.scratchDir, "scratch-dir", defaultScratchDir(), "folder for the decoded database; not on etcd's disk")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a download that makes no progress for this long")
 	metricsTimeFlag(fl, &f.metrics)
+	notifyTimeFlag(fl, &f.notify)
 	outputFlag(cmd, &f.output)
 	// An error here would mean that the flag above does not exist.
 	_ = cmd.RegisterFlagCompletionFunc("level", cobra.FixedCompletions([]string{"checksum", "database", "restore"}, cobra.ShellCompDirectiveNoFileComp))
@@ -139,7 +141,7 @@ type verifyRow struct {
 // resultUnknown stands beside v1.VerificationPassed and v1.VerificationFailed.
 const resultUnknown = "Unknown"
 
-func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGiven bool) error {
+func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGiven bool) (err error) {
 	if err := f.check(names); err != nil {
 		return err
 	}
@@ -152,6 +154,8 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 		return err
 	}
 	handover := l.handover(ctx, e, f.metrics)
+	told := l.tell(ctx, e, v1.RunVerify, f.notify, false)
+	defer func() { told.end(ctx, err) }()
 	request := verify.Request{Level: verify.Level(f.level), Lower: !levelGiven, Identities: ids, StallTimeout: f.stall, Log: e.log}
 	if request.Level != verify.LevelChecksum {
 		scratch, err := verify.OpenScratch(f.scratchDir, e.log)
@@ -205,6 +209,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	}
 	e.status.clear()
 	report.Verifications = verifications(rows)
+	told.verified(f.level, rows)
 	l.record(ctx, e, report)
 	handover.end(ctx, report)
 	if err := f.print(e, rows); err != nil {

@@ -65,12 +65,13 @@ type Area int
 
 // Areas, in the order of the diagnosis.
 const (
-	Policy       Area = iota // the policy, encryption, the environment
-	Files                    // what the policy names, and certificates
-	Etcd                     // endpoints, alarms, versions
-	Spool                    // room on this node
-	Destinations             // each destination's rights and owner
-	Kubernetes               // the API server, the CRDs, RBAC
+	Policy        Area = iota // the policy, encryption, the environment
+	Files                     // what the policy names, and certificates
+	Etcd                      // endpoints, alarms, versions
+	Spool                     // room on this node
+	Destinations              // each destination's rights and owner
+	Kubernetes                // the API server, the CRDs, RBAC
+	Notifications             // their Secrets and servers
 )
 
 // Request says what to check.
@@ -172,7 +173,14 @@ func (r *run) checks() []check {
 	} else {
 		checks = append(checks, check{Destinations, "destination", "", nil, true})
 	}
-	return append(checks, check{Kubernetes, "api-server", "", r.checkKubernetes, false})
+	checks = append(checks, check{Kubernetes, "api-server", "", r.checkKubernetes, false})
+	if r.Request.Policy != nil {
+		for _, spec := range r.Request.Policy.Spec.Notifications {
+			do := func(ctx context.Context) []Finding { return r.checkNotification(ctx, spec) }
+			checks = append(checks, check{Notifications, "notification", spec.Name, do, true})
+		}
+	}
+	return checks
 }
 
 // bounded runs one check, and does not wait for one that hangs in the kernel: its goroutine ends with the process.

@@ -74,7 +74,7 @@ func Retry(ctx context.Context, p RetryPolicy, f func(ctx context.Context) error
 		delay, asked := p.delay(tries, err)
 		if failing := time.Since(since); tries >= p.MinTries && failing+delay > p.GiveUp {
 			if asked {
-				return fmt.Errorf("%w (gave up after %d tries without progress in %v; the store asks to wait another %v)", err, tries, failing.Round(time.Second), delay)
+				return fmt.Errorf("%w (gave up after %d tries without progress in %v; the server asks to wait another %v)", err, tries, failing.Round(time.Second), delay)
 			}
 			return fmt.Errorf("%w (gave up after %d tries without progress in %v)", err, tries, failing.Round(time.Second))
 		}

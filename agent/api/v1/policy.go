@@ -92,6 +92,13 @@ type EtcdSnapshotPolicySpec struct {
 	// Where metrics of the runs are handed over.
 	// +optional
 	Metrics *MetricsSpec `json:"metrics,omitempty"`
+
+	// Who is told how runs end.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	Notifications []Notification `json:"notifications,omitempty"`
 }
 
 // EtcdSpec says how to reach etcd. Files are named by the paths they have on the node, which are the paths at

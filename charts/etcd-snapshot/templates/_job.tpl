@@ -282,6 +282,9 @@ containers:
   {{- with include "etcd-snapshot.metricsVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
+  {{- with include "etcd-snapshot.notificationVolumeMounts" .root | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- if $verify }}
   {{- if $config.verification.identitySecret }}
   - name: identity
@@ -337,6 +340,9 @@ volumes:
 {{- . | nindent 0 }}
 {{- end }}
 {{- with include "etcd-snapshot.metricsVolumes" .root | trim }}
+{{- . | nindent 0 }}
+{{- end }}
+{{- with include "etcd-snapshot.notificationVolumes" .root | trim }}
 {{- . | nindent 0 }}
 {{- end }}
 {{- if not $verify }}

@@ -59,6 +59,10 @@ verification:
 metrics:
   {{- . | nindent 2 }}
 {{- end }}
+{{- with include "etcd-snapshot.notifications" . | trim }}
+notifications:
+{{- . | nindent 0 }}
+{{- end }}
 {{- end }}
 
 {{/*

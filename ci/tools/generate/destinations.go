@@ -60,8 +60,6 @@ func (b *schemaBuilder) destinations() (object, error) {
 	delete(sse, "keyDir")
 	sse["existingSecret"] = secretName("Secret in the release's namespace with the key sse-c-key: 32 bytes, raw or in base64.")
 
-	// Not propertyNames itself: the validator that Helm uses reports it at the wrong path.
-	badName := object{"type": "object", "not": object{"propertyNames": object{"maxLength": name["maxLength"], "pattern": name["pattern"]}}}
 	return object{
 		"type":                 "object",
 		"maxProperties":        16,
@@ -69,9 +67,16 @@ func (b *schemaBuilder) destinations() (object, error) {
 		"allOf": []any{
 			refuse(object{"type": "object", "maxProperties": 0}, "",
 				"at least one destination, such as destinations.node.hostPath.path=/var/lib/etcd-snapshots"),
-			refuse(badName, "", fmt.Sprintf("a map whose keys are the destinations' names: at most %v lower-case letters, digits and '-'", name["maxLength"])),
+			keysAreNames("destinations", name),
 		},
 	}, nil
+}
+
+// keysAreNames refuses a map whose keys are not names as the schema name says. It is not propertyNames itself: the
+// validator that Helm uses reports that at the wrong path.
+func keysAreNames(what string, name object) object {
+	bad := object{"type": "object", "not": object{"propertyNames": object{"maxLength": name["maxLength"], "pattern": name["pattern"]}}}
+	return refuse(bad, "", fmt.Sprintf("a map whose keys are the %s' names: at most %v lower-case letters, digits and '-'", what, name["maxLength"]))
 }
 
 // secretKey matches names that people give to secret values.
@@ -140,6 +145,11 @@ var violations = map[string]object{
 	},
 	"!has(self.kmsKeyID) || self.type == 'SSE-KMS'": {
 		"type": "object", "required": []any{"kmsKeyID"}, "properties": object{"type": object{"not": object{"const": "SSE-KMS"}}},
+	},
+	"has(self.webhook) != has(self.ping)": notOneOf("ping", "webhook"),
+	"!has(self.signed) || !self.signed || !has(self.format) || self.format == 'json'": {
+		"type": "object", "required": []any{"signed", "format"},
+		"properties": object{"signed": object{"const": true}, "format": object{"not": object{"const": "json"}}},
 	},
 	"has(self.mode) == has(self.days)": {
 		"type": "object", "oneOf": []any{object{"required": []any{"mode"}}, object{"required": []any{"days"}}},

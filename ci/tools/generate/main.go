@@ -72,12 +72,14 @@ func run(root string) error {
 			return err
 		}
 	}
-	manifest, err := g.flattened("Manifest")
-	if err != nil {
-		return err
-	}
-	if err := writeSchema(root, "manifest", "Manifest of a stored snapshot", manifest); err != nil {
-		return err
+	for typeName, title := range map[string]string{"Manifest": "Manifest of a stored snapshot", "Notice": "Notice of how a run ended, as a webhook gets it"} {
+		s, err := g.flattened(typeName)
+		if err != nil {
+			return err
+		}
+		if err := writeSchema(root, strings.ToLower(typeName), title, s); err != nil {
+			return err
+		}
 	}
 	if err := g.writeChart(filepath.Join(root, "charts/etcd-snapshot")); err != nil {
 		return err

@@ -15,7 +15,7 @@ func (c *chart) writeReadme(path string, schema object) error {
 	}
 	readme := string(text)
 	for name, table := range map[string]string{
-		"values": c.valuesTable(), "destinations": destinationsTable(schema), "presets": c.presetsTable(), "refused": c.refusedTable(),
+		"values": c.valuesTable(), "destinations": oneOfTable(schema, "destinations"), "notifications": oneOfTable(schema, "notifications"), "presets": c.presetsTable(), "refused": c.refusedTable(),
 	} {
 		begin, end := fmt.Sprintf("<!-- begin of generated table: %s -->\n", name), "<!-- end of generated table -->"
 		head, rest, ok := strings.Cut(readme, begin)
@@ -46,12 +46,12 @@ func (c *chart) valuesTable() string {
 	return b.String()
 }
 
-// destinationsTable lists what may be said of one destination.
-func destinationsTable(schema object) string {
+// oneOfTable lists what may be said of one of a map's things.
+func oneOfTable(schema object, what string) string {
 	var b strings.Builder
 	row(&b, "Value", "What it is", "Needed or default")
 	row(&b, "---", "---", "---")
-	one := schema["properties"].(object)["destinations"].(object)["additionalProperties"].(object)
+	one := schema["properties"].(object)[what].(object)["additionalProperties"].(object)
 	var walk func(prefix string, s object)
 	walk = func(prefix string, s object) {
 		properties := s["properties"].(object)

@@ -21,6 +21,8 @@ func (b *schemaBuilder) resolve(ref string) (object, error) {
 		return b.destinations()
 	case "metrics":
 		return b.metrics()
+	case "notifications":
+		return b.notifications()
 	case "alerts":
 		return b.alertSettings(), nil
 	case "schedule":
