@@ -9,6 +9,8 @@ GOARCH   := $(shell $(GO) env GOARCH)
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null | sed 's/^v//' || echo dev)
 COMMIT   ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null)
 IMAGE    ?= etcd-snapshot-agent:$(VERSION)
+# What is published is built with this Go, whatever is installed: its standard library is a part of the binary.
+RELEASE_GO := GOTOOLCHAIN=go$(shell cat .go-version)
 LDFLAGS  := -s -w -buildid= -X etcdsnapshot.dev/agent/cli.version=$(VERSION) -X etcdsnapshot.dev/agent/cli.commit=$(COMMIT)
 BIN      := bin/etcd-snapshot-agent
 # The race detector needs a C compiler. Without one the tests run all the same, except in CI.
@@ -58,7 +60,7 @@ image: image-files ## The container image, with docker, podman or buildah
 
 .PHONY: image-files
 image-files: bin/ca-certificates.crt
-	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
+	$(RELEASE_GO) CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
 
 bin/ca-certificates.crt: go.mod
 	@mkdir -p bin
@@ -66,7 +68,7 @@ bin/ca-certificates.crt: go.mod
 
 .PHONY: release
 release: bin/ca-certificates.crt ## Everything a release consists of, in dist/: binaries, image, chart, SBOMs, checksums
-	$(GO) run ./ci/release -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(RELEASEFLAGS)
+	$(RELEASE_GO) $(GO) run ./ci/release -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(RELEASEFLAGS)
 
 .PHONY: release-check
 release-check: ## Build the release twice and compare every byte
@@ -98,8 +100,17 @@ lint: ## Lint the Go code and the workflows
 	$(GO) tool -modfile=ci/tools/lint/go.mod golangci-lint run
 	$(GO) tool -modfile=ci/tools/actionlint/go.mod actionlint
 
+.PHONY: licences
+licences: ## Fail on code in the agent whose licence is not on the list
+	$(GO) test -C ci/tools/licences .
+	$(GO) run -C ci/tools/licences .
+
+.PHONY: vulnerabilities
+vulnerabilities: ## Fail on known vulnerabilities that the code reaches (GOVULNDB names another list of them)
+	ci/vulnerabilities.sh
+
 .PHONY: verify
-verify: lint ## Fail on drift of generated files, untidy modules, and lint
+verify: lint licences vulnerabilities ## Fail on drift of generated files, untidy modules, lint, licences and known vulnerabilities
 	ci/verify.sh
 
 .PHONY: bench

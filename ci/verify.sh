@@ -8,7 +8,7 @@ state() { git ls-files -z --cached --others --exclude-standard | xargs -0 sha256
 state >"$before"
 make --no-print-directory generate
 go mod tidy
-for mod in ci/tools ci/tools/lint ci/tools/actionlint ci/tools/syft; do (cd "$mod" && go mod tidy); done
+for mod in ci/tools ci/tools/lint ci/tools/actionlint ci/tools/syft ci/tools/govulncheck ci/tools/licences; do (cd "$mod" && go mod tidy); done
 go mod verify >/dev/null
 state >"$after"
 if ! diff -u "$before" "$after" >&2; then

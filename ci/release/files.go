@@ -63,7 +63,10 @@ func writeTarGz(name string, files []file, when time.Time) error {
 	return os.WriteFile(name, b.Bytes(), 0o644)
 }
 
-// archive packs one binary and the licence.
+// thirdParty is the file with the licences of all that is linked into the binaries.
+const thirdParty = "THIRD_PARTY_LICENSES.txt"
+
+// archive packs one binary and the licences.
 func (r *release) archive(binary, goos, goarch string) error {
 	program, err := os.ReadFile(binary)
 	if err != nil {
@@ -73,10 +76,15 @@ func (r *release) archive(binary, goos, goarch string) error {
 	if err != nil {
 		return err
 	}
+	others, err := os.ReadFile(filepath.Join(r.out, thirdParty))
+	if err != nil {
+		return err
+	}
 	name := fmt.Sprintf("etcd-snapshot-agent_%s_%s_%s", r.version, goos, goarch)
 	return writeTarGz(filepath.Join(r.out, name+".tar.gz"), []file{
 		{name + "/etcd-snapshot-agent", 0o755, program},
 		{name + "/LICENSE", 0o644, licence},
+		{name + "/" + thirdParty, 0o644, others},
 	}, r.when)
 }
 

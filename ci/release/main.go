@@ -1,7 +1,7 @@
 // Command release builds everything that a release consists of, into one folder, so that two runs on one commit give
 // the same bytes:
 //
-//	etcd-snapshot-agent_VERSION_OS_ARCH.tar.gz   the binary and the licence
+//	etcd-snapshot-agent_VERSION_OS_ARCH.tar.gz   the binary, its licence and those of all that is in it
 //	etcd-snapshot-VERSION.tgz                    the chart, and .prov with -sign-key
 //	etcd-snapshot-agent-VERSION.oci.tar          the image for every Linux platform, with buildah and the Dockerfile
 //	*.spdx.json                                  what each binary is made of, with syft
@@ -70,6 +70,14 @@ func (r *release) run(ctx context.Context) error {
 		return err
 	}
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
+		return err
+	}
+	// The licences of what is linked in ask that they be passed on with it.
+	licences, err := filepath.Abs(filepath.Join(r.out, thirdParty))
+	if err != nil {
+		return err
+	}
+	if err := run(ctx, nil, "go", "run", "-C", "ci/tools/licences", ".", "-write", licences); err != nil {
 		return err
 	}
 	var linux []string
