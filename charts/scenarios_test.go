@@ -106,6 +106,9 @@ func TestScenariosMountWhatThePolicyNames(t *testing.T) {
 		within(spec.Etcd.CAFile)
 		within(spec.Etcd.CertFile)
 		within(spec.Etcd.KeyFile)
+		if spec.Signing != nil {
+			within(spec.Signing.SSH.KeyFile)
+		}
 		for _, d := range spec.Destinations {
 			switch d.Backend() {
 			case "hostPath":

@@ -176,6 +176,7 @@ var valid = map[string]any{
 	"image/digest":                "sha256:" + strings.Repeat("ab", 32),
 	"timeZone":                    "Europe/Berlin",
 	"retentionTimeZone":           "Etc/UTC",
+	"signing/trustedKeys/0":       "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHW3vtUrv8sTgHeTi7bkPNLA7SwzaPZb8u6bvpGhCOlG",
 	"encryption/age/recipients/0": "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p",
 
 	"destinations/*":                          map[string]any{"hostPath": map[string]any{"path": "/a"}},

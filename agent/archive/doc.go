@@ -23,6 +23,9 @@ var (
 	// ErrWrongIdentity: none of the identities given opens the snapshot. Damage to the few bytes that hold the
 	// wrapped file key looks the same.
 	ErrWrongIdentity = errors.New("wrong identity")
+	// ErrUntrusted: a snapshot that is not signed by a key that is trusted, where that is asked for. Such an error is
+	// ErrCorrupt, too: nobody vouches that it is what was written.
+	ErrUntrusted error = &failure{msg: "not signed by a trusted key", is: []error{ErrCorrupt}}
 	// ErrNewerVersion: a manifest in a form that a newer agent wrote. It is not damaged.
 	ErrNewerVersion = errors.New("written by a newer version")
 )

@@ -86,13 +86,21 @@ const (
 	KindManifest
 	// KindProof is a note of a verification of it: see Proof.
 	KindProof
+	// KindSignature is the signature of its manifest.
+	KindSignature
 )
 
-// manifestSuffix follows a snapshot's name in the name of its manifest.
-const manifestSuffix = ".json"
+// What follows a snapshot's name in the names of its other objects. ssh-keygen -Y sign names signatures so.
+const (
+	manifestSuffix  = ".json"
+	signatureSuffix = manifestSuffix + ".sig"
+)
 
 // ManifestKey is the file name of the manifest of the snapshot called name.
 func ManifestKey(name string) string { return name + manifestSuffix }
+
+// SignatureKey is the file name of the signature of that manifest.
+func SignatureKey(name string) string { return name + signatureSuffix }
 
 // ParseKey tells which snapshot a file, given without its folder, belongs to and what it is; ok is false for files
 // that are not ours.
@@ -104,6 +112,8 @@ func ParseKey(file string) (name string, kind Kind, ok bool) {
 	switch suffix := file[len(name):]; suffix {
 	case manifestSuffix:
 		return name, KindManifest, true
+	case signatureSuffix:
+		return name, KindSignature, true
 	default:
 		if _, _, ok := ParseProof(file); ok {
 			return name, KindProof, true

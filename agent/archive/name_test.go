@@ -120,7 +120,7 @@ func TestNotNames(t *testing.T) {
 func TestNotKeys(t *testing.T) {
 	const name = "etcd-20260102t030405z-aaaaa"
 	for _, s := range []string{
-		"", name, "cluster.json", name + ".", name + ".json.age", name + ".db.json", name + ".DB", name + ".db.age.zst", name + ".db.zst.gz",
+		"", name, "cluster.json", name + ".", name + ".json.age", name + ".sig", name + ".json.sig.age", name + ".db.json.sig", name + ".db.json", name + ".DB", name + ".db.age.zst", name + ".db.zst.gz",
 		name + ".db.", name + ".db.bz2", name + ".db.tmp", name + ".db.zst.age.part", "." + name + ".db", "prod/" + name + ".db", name + ".spool",
 		name + ".verified-.json", name + ".verified-full.json", name + ".verified-restore", name + ".corrupt.json", name + ".corrupt-restore.json.json",
 		name + ".db.zst ", "etcd.db", "etcd-20260102t030405z-aaaa1.db",
@@ -153,7 +153,7 @@ func FuzzParseName(f *testing.F) {
 }
 
 func FuzzParseKey(f *testing.F) {
-	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.age", ".db.zst.age.tmp", ".verified-restore.json", ".corrupt-checksum.json", ""} {
+	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.sig", ".json.age", ".db.zst.age.tmp", ".verified-restore.json", ".corrupt-checksum.json", ""} {
 		f.Add("etcd-20260102t030405z-aaaaa" + s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -163,7 +163,7 @@ func FuzzParseKey(f *testing.F) {
 		}
 		_, good := ParseName(name)
 		require.True(t, good)
-		all := []string{ManifestKey(name)}
+		all := []string{ManifestKey(name), SignatureKey(name)}
 		if kind == KindProof {
 			_, p, _ := ParseProof(s)
 			all = []string{ProofKey(name, p)}

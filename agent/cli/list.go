@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 )
@@ -111,6 +112,11 @@ type listedCopy struct {
 	Node string `json:"node,omitempty"`
 	// KeptBecause are the retention rules that keep the copy; none where the next run removes it.
 	KeptBecause []string `json:"keptBecause"`
+	// Signed says that there is a signature, SignedBy names the trusted key that made it, and Untrusted says why it does
+	// not count. Without trusted keys signatures are not checked.
+	Signed    bool   `json:"signed"`
+	SignedBy  string `json:"signedBy,omitempty"`
+	Untrusted string `json:"untrusted,omitempty"`
 }
 
 // collect puts together what the destinations hold, what retention makes of it, and what the catalog adds: verifications,
@@ -135,6 +141,10 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 			kept[part.Destination.Spec.Name][p.Name] = p.Reasons
 		}
 	}
+	trusted, err := archive.PolicyTrustedKeys(l.policy)
+	if err != nil {
+		return nil, err
+	}
 	rows := []listed{}
 	shown := map[string]*listed{}
 	for _, r := range s.Snapshots {
@@ -153,10 +163,14 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 			if !ours {
 				reasons = []string{"of another policy"}
 			}
-			row.Copies = append(row.Copies, listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...)})
-			if row.Manifest == nil && (f.output == "json" || f.output == "yaml" || f.output == "wide") {
-				row.Manifest = f.manifest(ctx, e, d, r.Name)
+			listed := listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...), Signed: c.Signed()}
+			if f.detailed() && (row.Manifest == nil || trusted != nil) {
+				m := f.manifest(ctx, e, d, r.Name, trusted, &listed)
+				if row.Manifest == nil {
+					row.Manifest = m
+				}
 			}
+			row.Copies = append(row.Copies, listed)
 		}
 		rows = append(rows, row)
 	}
@@ -267,7 +281,7 @@ func notes(inv *destination.Inventory) []string {
 func (f *listFlags) table(e *env, rows []listed) error {
 	header := []string{"NAME", "AGE", "SIZE", "DESTINATIONS", "VERIFIED", "KEPT BECAUSE"}
 	if f.output == "wide" {
-		header = append(header, "NODE", "REVISION", "DATABASE", "ETCD", "WHERE")
+		header = append(header, "NODE", "REVISION", "DATABASE", "ETCD", "SIGNED", "WHERE")
 	}
 	t := newTable(e.stdout, header...)
 	now := time.Now()
@@ -287,7 +301,7 @@ func (f *listFlags) table(e *env, rows []listed) error {
 			if m == nil {
 				m = &v1.Manifest{}
 			}
-			cells = append(cells, orDash(m.Node), m.Etcd.Revision, humanBytes(m.Database.Size), orDash(m.Etcd.Version), strings.Join(uris, ","))
+			cells = append(cells, orDash(m.Node), m.Etcd.Revision, humanBytes(m.Database.Size), orDash(m.Etcd.Version), signatureCell(r.Copies), strings.Join(uris, ","))
 		}
 		t.row(cells...)
 	}
@@ -326,9 +340,19 @@ func (r *listed) kept() string {
 	return strings.Join(texts, "; ")
 }
 
-// manifest reads a manifest for the table; a damaged one is told and does not hide the others.
-func (f *listFlags) manifest(ctx context.Context, e *env, d *destination.Destination, name string) *v1.Manifest {
-	m, err := d.Manifest(ctx, name)
+// detailed tells whether the form shows what stands in manifests.
+func (f *listFlags) detailed() bool {
+	return f.output == "json" || f.output == "yaml" || f.output == "wide"
+}
+
+// manifest reads a manifest for the table, and what there is to say of its signature; a damaged one is told and does not
+// hide the others.
+func (f *listFlags) manifest(ctx context.Context, e *env, d *destination.Destination, name string, trusted archive.TrustedKeys, c *listedCopy) *v1.Manifest {
+	m, by, err := d.SignedManifest(ctx, name, trusted)
+	c.SignedBy = by
+	if errors.Is(err, archive.ErrUntrusted) {
+		c.Untrusted = oneLine(err)
+	}
 	if err != nil {
 		e.log.Error("manifest cannot be read", "destination", d.Spec.Name, "snapshot", name, "error", err)
 		return nil

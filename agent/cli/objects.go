@@ -154,7 +154,11 @@ func (r *reading) one(ctx context.Context, revision int64) (*inspect.Snapshot, e
 
 // file opens a local file: a plain database where it lies, all else decoded.
 func (r *reading) file(ctx context.Context, path string, revision int64) (*inspect.Snapshot, error) {
-	if f, err := etcddb.Open(path); err == nil {
+	trusted, err := r.f.trusted(nil)
+	if err != nil {
+		return nil, err
+	}
+	if f, err := etcddb.Open(path); err == nil && trusted == nil {
 		f.Close()
 		if !r.f.skipHashCheck {
 			if err := verify.Trailer(ctx, path); err != nil {
@@ -163,7 +167,7 @@ func (r *reading) file(ctx context.Context, path string, revision int64) (*inspe
 		}
 		return r.open(ctx, path, path, revision)
 	}
-	src, err := restore.FromFile(path)
+	src, err := restore.FromFile(path, trusted)
 	if err != nil {
 		return nil, &usageError{err}
 	}

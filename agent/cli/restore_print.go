@@ -98,6 +98,7 @@ func (f *restoreFlags) sourceArgs(p *restore.Proven) []string {
 	for _, id := range f.identities {
 		args = append(args, "--identity", id)
 	}
+	args = append(args, f.trustFlags.args()...)
 	if f.skipHashCheck {
 		args = append(args, "--skip-hash-check")
 	}

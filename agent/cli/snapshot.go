@@ -81,6 +81,10 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 			return err
 		}
 	}
+	signer, err := archive.PolicySigner(l.policy)
+	if err != nil {
+		return err
+	}
 	cluster, err := etcd.New(etcd.Config{
 		Endpoints: spec.Etcd.Endpoints, CAFile: spec.Etcd.CAFile, CertFile: spec.Etcd.CertFile, KeyFile: spec.Etcd.KeyFile, ServerName: spec.Etcd.ServerName,
 		DialTimeout: f.dial, StallTimeout: f.stall, Logger: e.log,
@@ -91,7 +95,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 	}
 	defer cluster.Close()
 	begin := time.Now()
-	opened, unusable, done := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Log: e.log})
+	opened, unusable, done := l.open(ctx, destination.Options{Create: true, StallTimeout: f.stall, Signer: signer, Log: e.log})
 	defer done()
 	node := nodeName(f.node)
 	debug.FreeOSMemory() // what reading the policy took is not to be added to what the stream takes

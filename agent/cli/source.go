@@ -15,6 +15,7 @@ import (
 // sourceFlags say which snapshot is read, and from where without a policy.
 type sourceFlags struct {
 	policyFlags
+	trustFlags
 	latest            bool
 	at, from, fromDir string
 	identities        []string
@@ -36,6 +37,7 @@ func (f *sourceFlags) registerPlace(cmd *cobra.Command) {
 	fl.StringVar(&f.fromDir, "from-dir", "", "a folder of one cluster's snapshots instead of a policy's destination")
 	fl.StringSliceVar(&f.identities, "identity", nil, "file with the age or SSH private key that opens encrypted snapshots (repeatable)")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a download that makes no progress for this long")
+	f.registerTrust(cmd)
 }
 
 // parseTime reads a time as people write it, in UTC where they do not say.
@@ -69,12 +71,19 @@ func (f *sourceFlags) request(ctx context.Context, e *env, want restore.Selectio
 		return r, done, err
 	}
 	r.Progress = e.readProgress()
+	trusted, err := f.trusted(nil)
+	if err != nil {
+		return r, done, err
+	}
 	if f.from == "-" {
+		if trusted != nil {
+			return r, done, usageErrorf("--verify-key: a snapshot from stdin has no signature beside it: name its file with --from")
+		}
 		r.Sources = []*restore.Source{restore.FromReader("stdin", e.stdin)}
 		return r, done, nil
 	}
 	if f.from != "" {
-		src, err := restore.FromFile(f.from)
+		src, err := restore.FromFile(f.from, trusted)
 		if err != nil {
 			return r, done, &usageError{err}
 		}
@@ -128,14 +137,21 @@ func (f *sourceFlags) survey(ctx context.Context, e *env) (*surveyed, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--from-dir: %w", err)
 		}
+		if d.Trusted, err = f.trusted(nil); err != nil {
+			return nil, err
+		}
 		s.opened = append(s.opened, d)
 	} else {
 		l, err := f.load(ctx, e)
 		if err != nil {
 			return nil, err
 		}
+		trusted, err := f.trusted(l.policy)
+		if err != nil {
+			return nil, err
+		}
 		var unusable map[string]error
-		s.opened, unusable, s.done = l.open(ctx, destination.Options{StallTimeout: f.stall, Log: e.log})
+		s.opened, unusable, s.done = l.open(ctx, destination.Options{StallTimeout: f.stall, Trusted: trusted, Log: e.log})
 		s.failures, s.policy, s.owner = l.unusableErrors(unusable), l.policy.Name, l.owner
 	}
 	s.Survey = destination.Look(ctx, s.opened)

@@ -24,6 +24,7 @@ import (
 
 type verifyFlags struct {
 	policyFlags
+	trustFlags
 	latest, all        bool
 	level, since       string
 	scratchDir, output string
@@ -60,6 +61,7 @@ decoded database to --scratch-dir (restore: 2.2 times its size and 64 MiB) and r
 	fl.StringVar(&f.since, "since", "", "only snapshots not older than this (12h, 7d, 1m); without --latest it means --all")
 	fl.StringVar(&f.level, "level", string(verify.LevelDatabase), "how much to prove: checksum, database or restore")
 	fl.StringSliceVar(&f.identities, "identity", nil, "file with the age or SSH private key that opens encrypted snapshots (repeatable)")
+	f.registerTrust(cmd)
 	fl.StringVar(&f.scratchDir, "scratch-dir", defaultScratchDir(), "folder for the decoded database; not on etcd's disk")
 	fl.DurationVar(&f.stall, "stall-timeout", time.Minute, "give up a download that makes no progress for this long")
 	metricsTimeFlag(fl, &f.metrics)
@@ -153,6 +155,10 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	if err != nil {
 		return err
 	}
+	trusted, err := f.trusted(l.policy)
+	if err != nil {
+		return err
+	}
 	handover := l.handover(ctx, e, f.metrics)
 	told := l.tell(ctx, e, v1.RunVerify, f.notify, false)
 	defer func() { told.end(ctx, err) }()
@@ -177,7 +183,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 		request.DrillCommand = []string{exe, drillVerb}
 	}
 
-	opened, unusable, done := l.open(ctx, destination.Options{StallTimeout: f.stall, Log: e.log})
+	opened, unusable, done := l.open(ctx, destination.Options{StallTimeout: f.stall, Trusted: trusted, Log: e.log})
 	defer done()
 	survey := destination.Look(ctx, opened)
 	failures := l.unusableErrors(unusable)

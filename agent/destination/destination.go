@@ -1,7 +1,7 @@
 // Package destination is one place of a policy, opened: a store seen as the table of one cluster's snapshots.
 //
-// A snapshot is two objects side by side, the data and its manifest (see package archive). The manifest is written
-// last and removed first, so it is the commit marker: without it a snapshot does not exist.
+// A snapshot is two objects side by side, the data and its manifest, and what else goes with it (see package archive). The
+// manifest is written last and removed first, so it is the commit marker: without it a snapshot does not exist.
 package destination
 
 import (
@@ -38,6 +38,10 @@ type Destination struct {
 	Spec v1.Destination
 	// Store is the cluster's folder.
 	Store store.Store
+	// Signer signs what is published; nil leaves it unsigned.
+	Signer *archive.Signer
+	// Trusted, if not nil, lets Manifest take only what one of these keys signed.
+	Trusted archive.TrustedKeys
 	// Log receives what went wrong without failing anything.
 	Log *slog.Logger
 
@@ -131,38 +135,55 @@ func (d *Destination) Claim(ctx context.Context, ours Owner) error {
 	return nil
 }
 
-// Publish stores a snapshot: the data, checked as afterStore says (v1.AfterStoreNone, ...), then its manifest. On any
-// error nothing is visible: what was stored is removed again.
+// Publish stores a snapshot: the data, checked as afterStore says (v1.AfterStoreNone, ...), the signature of its manifest,
+// then the manifest. On any error nothing is visible: what was stored is removed again.
 func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data store.Blob, afterStore string) (err error) {
 	manifest, err := archive.EncodeManifest(m)
 	if err != nil {
 		return fmt.Errorf("write manifest: %w", err)
 	}
-	key, manifestKey := m.Object.Key, archive.ManifestKey(m.Name)
-	put := func(key string, b store.Blob) error {
+	var signature []byte
+	if d.Signer != nil {
+		if signature, err = d.Signer.Sign(manifest); err != nil {
+			return err
+		}
+	}
+	var stored []string
+	defer func() {
+		if err != nil {
+			for _, key := range stored {
+				d.undo(ctx, key)
+			}
+		}
+	}()
+	put := func(key string, b store.Blob, check string) error {
 		if err := d.Store.Put(ctx, key, b); err != nil {
 			return fmt.Errorf("put %s: %w", d.URI(key), err)
 		}
+		stored = append(stored, key)
+		var err error
+		switch check {
+		case v1.AfterStoreFull:
+			err = store.VerifyFull(ctx, d.Store, key, b, nil)
+		case v1.AfterStoreChecksum:
+			err = d.Store.Check(ctx, key, b)
+		}
+		if err != nil {
+			return fmt.Errorf("check %s after storing: %w", d.URI(key), err)
+		}
 		return nil
 	}
-	if err := put(key, data); err != nil {
+	if err := put(m.Object.Key, data, afterStore); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			d.undo(ctx, key)
+	if signature != nil {
+		blob := memory(signature)
+		blob.ContentType = "text/plain"
+		if err := put(archive.SignatureKey(m.Name), blob, v1.AfterStoreNone); err != nil {
+			return err
 		}
-	}()
-	switch afterStore {
-	case v1.AfterStoreFull:
-		err = store.VerifyFull(ctx, d.Store, key, data, nil)
-	case v1.AfterStoreChecksum:
-		err = d.Store.Check(ctx, key, data)
 	}
-	if err != nil {
-		return fmt.Errorf("check %s after storing: %w", d.URI(key), err)
-	}
-	return put(manifestKey, memory(manifest))
+	return put(archive.ManifestKey(m.Name), memory(manifest), v1.AfterStoreNone)
 }
 
 // undo removes an object that must not stay, also when ctx has ended.
@@ -175,21 +196,35 @@ func (d *Destination) undo(ctx context.Context, key string) {
 	}
 }
 
-// Manifest reads a snapshot's manifest.
+// Manifest reads a snapshot's manifest. With Trusted keys, one that none of them signed is archive.ErrUntrusted.
 func (d *Destination) Manifest(ctx context.Context, name string) (*v1.Manifest, error) {
+	m, _, err := d.SignedManifest(ctx, name, d.Trusted)
+	return m, err
+}
+
+// SignedManifest is Manifest with keys of its own, nil for none, and gives the fingerprint of the key that signed it.
+func (d *Destination) SignedManifest(ctx context.Context, name string, trusted archive.TrustedKeys) (m *v1.Manifest, signedBy string, err error) {
 	key := archive.ManifestKey(name)
 	data, err := d.read(ctx, key, maxManifestBytes)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", d.URI(key), err)
+		return nil, "", fmt.Errorf("read %s: %w", d.URI(key), err)
 	}
-	m, err := archive.DecodeManifest(data)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", d.URI(key), err)
+	if trusted != nil {
+		signature, err := d.read(ctx, archive.SignatureKey(name), archive.MaxSignatureSize)
+		if err != nil && !errors.Is(err, store.ErrNotExist) {
+			return nil, "", fmt.Errorf("read %s: %w", d.URI(archive.SignatureKey(name)), err)
+		}
+		if signedBy, err = trusted.Verify(data, signature); err != nil {
+			return nil, "", fmt.Errorf("%s: %w", d.URI(key), err)
+		}
+	}
+	if m, err = archive.DecodeManifest(data); err != nil {
+		return nil, "", fmt.Errorf("read %s: %w", d.URI(key), err)
 	}
 	if m.Name != name {
-		return nil, fmt.Errorf("read %s: %w: it is the manifest of %s", d.URI(key), archive.ErrCorrupt, m.Name)
+		return nil, "", fmt.Errorf("read %s: %w: it is the manifest of %s", d.URI(key), archive.ErrCorrupt, m.Name)
 	}
-	return m, nil
+	return m, signedBy, nil
 }
 
 // Remove deletes a snapshot: its manifest first, so that there is never a manifest without data. Where the data then

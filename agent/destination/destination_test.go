@@ -3,8 +3,10 @@ package destination_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
@@ -155,6 +158,90 @@ func TestOrphans(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{m.Object.Key}, removed)
 	require.Equal(t, []string{kept}, names(inventory(t, d).Snapshots))
+}
+
+// TestSigned: a signature is published before its manifest, goes with the snapshot, and is swept where it belongs to nothing.
+func TestSigned(t *testing.T) {
+	d, dir := folder(t)
+	signer, trusted := signingKey(t)
+	unsigned := publish(t, d, "etcd", start)
+	d.Signer = signer
+	var signed []string
+	for i := range 3 {
+		signed = append(signed, publish(t, d, "etcd", start.Add(time.Duration(i+1)*time.Hour)))
+	}
+	inv := inventory(t, d)
+	require.Equal(t, []string{signed[2], signed[1], signed[0], unsigned}, names(inv.Snapshots))
+	require.Zero(t, inv.Foreign)
+	require.True(t, inv.Snapshots[0].Signed())
+	require.False(t, inv.Snapshots[3].Signed())
+
+	// Without trusted keys nobody asks.
+	for _, name := range []string{unsigned, signed[0]} {
+		_, err := d.Manifest(t.Context(), name)
+		require.NoError(t, err)
+	}
+	d.Trusted = trusted
+	_, by, err := d.SignedManifest(t.Context(), signed[0], trusted)
+	require.NoError(t, err)
+	require.Equal(t, signer.Fingerprint(), by)
+	_, err = d.Manifest(t.Context(), unsigned)
+	require.ErrorIs(t, err, archive.ErrUntrusted)
+	path := filepath.Join(dir, archive.ManifestKey(signed[0]))
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, bytes.Replace(data, []byte(`"revision": 1`), []byte(`"revision": 2`), 1), 0o600))
+	_, err = d.Manifest(t.Context(), signed[0])
+	require.ErrorIs(t, err, archive.ErrUntrusted)
+	_, other := signingKey(t)
+	d.Trusted = other
+	_, err = d.Manifest(t.Context(), signed[1])
+	require.ErrorContains(t, err, "not one of those trusted")
+
+	plan, err := d.Plan(inv, &v1.EtcdSnapshotPolicy{ObjectMeta: metav1.ObjectMeta{Name: "etcd"}}, time.Now(), nil)
+	require.NoError(t, err)
+	done, err := d.Prune(t.Context(), inv, plan)
+	require.NoError(t, err)
+	require.Equal(t, []string{unsigned, signed[0]}, done.Removed)
+	require.NoFileExists(t, filepath.Join(dir, archive.SignatureKey(signed[0])))
+	require.FileExists(t, filepath.Join(dir, archive.SignatureKey(signed[1])))
+
+	// A run that was killed before its manifest, and one whose data somebody removed by hand.
+	require.NoError(t, os.Remove(filepath.Join(dir, archive.ManifestKey(signed[1]))))
+	require.NoError(t, os.Remove(filepath.Join(dir, archive.ManifestKey(signed[2]))))
+	require.NoError(t, os.Remove(filepath.Join(dir, signed[2]+".db.zst")))
+	kept := publish(t, d, "etcd", start.Add(5*time.Hour))
+	inv = inventory(t, d)
+	require.Equal(t, []string{kept}, names(inv.Snapshots))
+	require.ElementsMatch(t, signed[1:], names(inv.Orphans))
+	left := []string{signed[1] + ".db.zst", archive.SignatureKey(signed[1]), archive.SignatureKey(signed[2])}
+	old := time.Now().Add(-25 * time.Hour)
+	for i, key := range left {
+		require.NoError(t, os.Chtimes(filepath.Join(dir, key), old, old))
+		if i == 0 {
+			removed, err := d.Sweep(t.Context(), inventory(t, d))
+			require.NoError(t, err)
+			require.Empty(t, removed, "its signature was stored just now: it may be on its way")
+		}
+	}
+	removed, err := d.Sweep(t.Context(), inventory(t, d))
+	require.NoError(t, err)
+	require.ElementsMatch(t, left, removed)
+}
+
+func signingKey(t *testing.T) (*archive.Signer, archive.TrustedKeys) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	block, err := ssh.MarshalPrivateKey(private, "")
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
+	signer, err := archive.LoadSigner(path)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	return signer, archive.TrustedKeys{key}
 }
 
 // TestOwners: of two clusters with one clusterName in one folder, the second is refused, whoever comes first, and neither

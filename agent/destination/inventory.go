@@ -126,6 +126,11 @@ func entry(name string, o store.Object) Entry {
 // Encrypted tells, by the key, whether age protects the snapshot.
 func (e Entry) Encrypted() bool { return archive.IsEncrypted(e.Key) }
 
+// Signed tells whether there is a signature of its manifest. Whose it is, and whether it fits, SignedManifest says.
+func (e Entry) Signed() bool {
+	return slices.ContainsFunc(e.Beside, func(o store.Object) bool { return o.Key == archive.SignatureKey(e.Name) })
+}
+
 // Forget takes snapshots that were removed out of the inventory.
 func (inv *Inventory) Forget(names []string) {
 	inv.Snapshots = slices.DeleteFunc(inv.Snapshots, func(e Entry) bool { return slices.Contains(names, e.Name) })

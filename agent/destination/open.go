@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/store"
 	"etcdsnapshot.dev/agent/store/azure"
 	"etcdsnapshot.dev/agent/store/file"
@@ -21,7 +22,10 @@ type Options struct {
 	Create bool
 	// StallTimeout ends a transfer that makes no progress for this long; store.DefaultStall if 0.
 	StallTimeout time.Duration
-	Log          *slog.Logger
+	// Signer signs what is published, and Trusted says whose signatures count; see Destination.
+	Signer  *archive.Signer
+	Trusted archive.TrustedKeys
+	Log     *slog.Logger
 }
 
 // Backends names the kinds of store that Open knows.
@@ -32,7 +36,7 @@ func Backends() []string { return []string{"hostPath", "gcs", "azure", "s3"} }
 // credentials file, is an error that wraps store.ErrConfig. The error does not name the destination: who opens several
 // says which. Close it after use.
 func Open(ctx context.Context, spec v1.Destination, clusterName string, o Options) (*Destination, error) {
-	d := &Destination{Spec: spec, Log: o.Log.With("destination", spec.Name)}
+	d := &Destination{Spec: spec, Signer: o.Signer, Trusted: o.Trusted, Log: o.Log.With("destination", spec.Name)}
 	s, prefix, err := d.openStore(ctx, o)
 	if err != nil {
 		return nil, err

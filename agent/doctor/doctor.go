@@ -159,6 +159,7 @@ func (r *run) checks() []check {
 	checks := []check{
 		{Policy, "policy", "", r.checkPolicy, false},
 		{Policy, "encryption", "", r.checkEncryption, true},
+		{Policy, "signing", "", r.checkSigning, true},
 		{Policy, "environment", "", r.checkEnvironment, false},
 		{Files, "file", "", r.checkFiles, true},
 		{Files, "certificate", "", r.checkCertificates, true},

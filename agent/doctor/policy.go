@@ -54,6 +54,34 @@ func (r *run) checkEncryption(context.Context) []Finding {
 	return found
 }
 
+// checkSigning reads the key that snapshots are signed with, and those that are trusted.
+func (r *run) checkSigning(context.Context) []Finding {
+	const name = "signing"
+	p := r.Request.Policy
+	if p.Spec.Signing == nil {
+		return nil
+	}
+	trusted, err := archive.PolicyTrustedKeys(p)
+	if err != nil {
+		return []Finding{failed(name, "trusted keys", err, "Give public keys as ssh-keygen writes them to a .pub file.")}
+	}
+	signer, err := archive.PolicySigner(p)
+	var found []Finding
+	switch {
+	case err != nil:
+		found = append(found, failed(name, "key", err, "Make one with ssh-keygen -t ed25519 -N '', and list its .pub file's line among the trusted keys."))
+	case signer == nil:
+		found = append(found, skipped(name, "key", "snapshots are not signed here: spec.signing.ssh.keyFile is not set"))
+	default:
+		found = append(found, ok(name, "key", "snapshots are signed by %s", signer.Fingerprint()))
+	}
+	if trusted == nil {
+		return append(found, warned(name, "trusted keys", "Set spec.signing.ssh.trustedKeys (the chart's signing.trustedKeys), or give --verify-key to restore and verify.",
+			"snapshots are signed, but restore and verify do not ask for it"))
+	}
+	return append(found, ok(name, "trusted keys", "restore and verify take what %d of them signed", len(trusted)))
+}
+
 // checkEnvironment looks at what a pod gets from outside of its policy.
 func (r *run) checkEnvironment(context.Context) []Finding {
 	const name = "environment"

@@ -62,7 +62,7 @@ func newKubeadm(manifestsDir, file string) *restore.Kubeadm {
 		ManifestsDir: manifestsDir, Selection: "--from " + file, Config: restore.Config{Bump: restore.DefaultBump},
 		StopTimeout: 30 * time.Second, ReadyTimeout: time.Minute, Log: discard(),
 		Request: func(context.Context) (restore.Request, error) {
-			src, err := restore.FromFile(file)
+			src, err := restore.FromFile(file, nil)
 			return restore.Request{Sources: []*restore.Source{src}, Log: discard()}, err
 		},
 	}

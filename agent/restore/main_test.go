@@ -141,7 +141,7 @@ func write(t *testing.T, data []byte) string {
 // from gives a request for a stored file.
 func from(t *testing.T, path string) restore.Request {
 	t.Helper()
-	src, err := restore.FromFile(path)
+	src, err := restore.FromFile(path, nil)
 	require.NoError(t, err)
 	return restore.Request{Sources: []*restore.Source{src}, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 }

@@ -43,8 +43,9 @@ func FromDestination(d *destination.Destination, name string, stall time.Duratio
 }
 
 // FromFile is a snapshot in a local file: one of ours, or a database as etcdctl, k3s and others save it. Where a manifest
-// lies beside it under the name that its own name says, it must match that.
-func FromFile(path string) (*Source, error) {
+// lies beside it under the name that its own name says, it must match that. Where trusted is not nil, there must be one, and
+// beside it its signature by one of those keys.
+func FromFile(path string, trusted archive.TrustedKeys) (*Source, error) {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("read snapshot: %w", err)
@@ -63,9 +64,12 @@ func FromFile(path string) (*Source, error) {
 	s.Open = func(context.Context) (io.ReadCloser, *v1.Manifest, error) {
 		var m *v1.Manifest
 		if ours {
-			if m, err = manifestBeside(path, name); err != nil {
+			if m, err = manifestBeside(path, name, trusted); err != nil {
 				return nil, nil, err
 			}
+		}
+		if m == nil && trusted != nil {
+			return nil, nil, fmt.Errorf("%s: snapshot is %w: there is no manifest beside it, which is what is signed (its name and .json)", path, archive.ErrUntrusted)
 		}
 		f, err := os.Open(path)
 		if err != nil {
@@ -76,28 +80,47 @@ func FromFile(path string) (*Source, error) {
 	return s, nil
 }
 
-func manifestBeside(path, name string) (*v1.Manifest, error) {
-	beside := filepath.Join(filepath.Dir(path), archive.ManifestKey(name))
-	f, err := os.Open(beside)
+func manifestBeside(path, name string, trusted archive.TrustedKeys) (*v1.Manifest, error) {
+	dir := filepath.Dir(path)
+	beside := filepath.Join(dir, archive.ManifestKey(name))
+	data, err := readBeside(beside, archive.MaxManifestSize)
+	if data == nil || err != nil {
+		return nil, err
+	}
+	if trusted != nil {
+		signature, err := readBeside(filepath.Join(dir, archive.SignatureKey(name)), archive.MaxSignatureSize)
+		if err == nil {
+			_, err = trusted.Verify(data, signature)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", beside, err)
+		}
+	}
+	m, err := archive.DecodeManifest(data)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", beside, err)
+	}
+	if m.Name != name {
+		return nil, fmt.Errorf("read %s: %w: it is the manifest of %s", beside, archive.ErrCorrupt, m.Name)
+	}
+	return m, nil
+}
+
+// readBeside reads a small file that goes with a snapshot; nil where it is not there.
+func readBeside(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read manifest: %w", err)
+		return nil, fmt.Errorf("read what goes with the snapshot: %w", err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, archive.MaxManifestSize+1))
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err != nil {
-		return nil, fmt.Errorf("read manifest %s: %w", beside, err)
+		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	m, err := archive.DecodeManifest(data)
-	if err != nil {
-		return nil, fmt.Errorf("read manifest %s: %w", beside, err)
-	}
-	if m.Name != name {
-		return nil, fmt.Errorf("read manifest %s: %w: it is the manifest of %s", beside, archive.ErrCorrupt, m.Name)
-	}
-	return m, nil
+	return data, nil
 }
 
 // FromReader is a snapshot that is read once, such as standard input.

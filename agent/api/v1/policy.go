@@ -76,6 +76,10 @@ type EtcdSnapshotPolicySpec struct {
 	// +optional
 	Encryption *EncryptionSpec `json:"encryption,omitempty"`
 
+	// How snapshots are signed, and whose signatures count. Left out, they are not signed.
+	// +optional
+	Signing *SigningSpec `json:"signing,omitempty"`
+
 	// Where snapshots are stored. Every destination gets every snapshot.
 	// +required
 	// +listType=map
@@ -184,6 +188,35 @@ type AgeSpec struct {
 	// +kubebuilder:validation:items:MaxLength=4096
 	// +kubebuilder:validation:items:Pattern=`^(age1[02-9ac-hj-np-z]{58}|age1pq1[02-9ac-hj-np-z]{100,}|ssh-(ed25519|rsa) [A-Za-z0-9+/]{40,}={0,2}( .*)?)$`
 	Recipients []string `json:"recipients"`
+}
+
+// SigningSpec says how snapshots are signed.
+type SigningSpec struct {
+	// Signatures of SSH keys: `ssh-keygen -Y verify` checks the stored files.
+	// +required
+	SSH *SSHSigningSpec `json:"ssh"`
+}
+
+// SSHSigningSpec names the key that signs the manifest of each snapshot, which holds the checksums of all the rest, and
+// those that are trusted when snapshots are read.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.keyFile) || has(self.trustedKeys)",message="set keyFile to sign snapshots, trustedKeys to take none but signed ones, or both"
+type SSHSigningSpec struct {
+	// SSH private key (ssh-ed25519, without a passphrase) that signs. Left out, this agent signs nothing.
+	// +optional
+	// +kubebuilder:validation:MaxLength=4096
+	// +kubebuilder:validation:Pattern=`^/.+`
+	KeyFile string `json:"keyFile,omitempty"`
+
+	// SSH public keys (ssh-ed25519). Where there are some, restore and verify refuse snapshots that none of them
+	// signed. They must include that of keyFile, and may include older ones.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	// +kubebuilder:validation:items:MaxLength=1024
+	// +kubebuilder:validation:items:Pattern=`^ssh-ed25519 [A-Za-z0-9+/]{68}( .*)?$`
+	TrustedKeys []string `json:"trustedKeys,omitempty"`
 }
 
 // VerificationSpec says how snapshots are checked after they were stored.

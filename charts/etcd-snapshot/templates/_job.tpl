@@ -301,6 +301,11 @@ containers:
   {{- with include "etcd-snapshot.destinationVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
+  {{- if $config.signing.keySecret }}
+  - name: signing
+    mountPath: /etc/etcd-snapshot/signing
+    readOnly: true
+  {{- end }}
   {{- with $config.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -334,6 +339,15 @@ volumes:
 {{- else }}
 {{- with include "etcd-snapshot.etcdVolumes" .root | trim }}
 {{- . | nindent 0 }}
+{{- end }}
+{{- with $config.signing.keySecret }}
+- name: signing
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0400
+    items:
+    - key: ssh-privatekey
+      path: ssh-privatekey
 {{- end }}
 {{- end }}
 {{- with include "etcd-snapshot.destinationVolumes" .root | trim }}

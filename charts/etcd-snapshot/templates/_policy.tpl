@@ -51,6 +51,17 @@ compression:
 encryption:
   {{- toYaml .Values.encryption | nindent 2 }}
 {{- end }}
+{{- if or .Values.signing.keySecret .Values.signing.trustedKeys }}
+signing:
+  ssh:
+    {{- if .Values.signing.keySecret }}
+    keyFile: /etc/etcd-snapshot/signing/ssh-privatekey
+    {{- end }}
+    {{- with .Values.signing.trustedKeys }}
+    trustedKeys:
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
 destinations:
 {{- include "etcd-snapshot.destinations" . | trim | nindent 0 }}
 verification:
