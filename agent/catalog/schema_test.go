@@ -166,6 +166,17 @@ spec:
   compression: {algorithm: zstd, level: fastest}
   encryption: {age: {recipients: [` + apitest.Recipient + `]}}
   verification: {afterStore: full}
+  metrics:
+    cluster: prod-eu
+    perNode: true
+    textfile: {directory: /metrics}
+    pushgateway: &endpoint {url: "https://receiver.example", credentialsDir: /c, caBundleFile: /ca, insecureSkipTLSVerify: false}
+    otlp: *endpoint
+  notifications:
+  - name: a
+    webhook: {events: [failed], format: json, signed: true, credentialsDir: /c, caBundleFile: /ca}
+  - name: b
+    ping: {run: snapshot, credentialsDir: /c, caBundleFile: /ca}
   destinations:
   - name: a
     required: false
@@ -211,7 +222,21 @@ spec:
       tags: {a: b}
       metadata: {a: b}
 status:
+  clusterName: prod-eu
+  clusterUID: 0d3e2f54-8c0b-4a4e-9b52-9d4a5a0b7f11
   schedule: "@hourly"
+  scheduleIntervalSeconds: 3600
+  lastResult: Succeeded
+  lastDurationSeconds: "1"
+  databaseBytes: 2
+  previousDatabaseBytes: 2
+  storedBytes: 1
+  revision: 2
+  previousRevision: 1
+  certificates: [{file: /ca.crt, notAfter: "2027-11-30T12:00:00Z"}]
+  verifications:
+  - {level: database, time: "2026-11-30T12:00:00Z", snapshot: s, result: Passed, message: m, passedTime: "2026-11-30T12:00:00Z",
+    passedSnapshot: s, passedSnapshotTime: "2026-11-30T12:00:00Z"}
   lastRunTime: "2026-11-30T12:00:00Z"
   lastSuccessTime: "2026-11-30T12:00:00Z"
   lastSnapshot: s
@@ -219,7 +244,9 @@ status:
   consecutiveFailures: 0
   snapshots: 1
   size: 1 B
-  destinations: [{name: a, snapshots: 1, bytes: 1, lastSuccessTime: "2026-11-30T12:00:00Z", message: m}]
+  destinations:
+  - {name: a, backend: hostPath, required: true, retention: true, snapshots: 1, bytes: 1, lastSuccessTime: "2026-11-30T12:00:00Z",
+    lastPruneTime: "2026-11-30T12:00:00Z", lastPruned: 1, message: m}
   conditions:
   - {type: Ready, status: "True", observedGeneration: 1, lastTransitionTime: "2026-11-30T12:00:00Z", reason: Stored, message: m}
 `
@@ -310,7 +337,7 @@ func breakAll(t *testing.T, value any, s *apiextv1.JSONSchemaProps, path string,
 			p := s.Properties[name]
 			child, ok := v[name]
 			if !ok {
-				require.Contains(t, []string{"hostPath", "gcs", "azure", "s3", "required", "retention", "keyDir"}, name, "%s.%s is missing in the policy that has everything", path, name)
+				require.Contains(t, []string{"hostPath", "gcs", "azure", "s3", "required", "retention", "keyDir", "webhook", "ping"}, name, "%s.%s is missing in the policy that has everything", path, name)
 				continue
 			}
 			breakAll(t, child, &p, path+"."+name, func(x any) map[string]any { return put(with(v, name, x)) }, try)

@@ -108,6 +108,9 @@ func TestAgainstAPIServer(t *testing.T) {
 	for _, path := range []string{"lastDurationSeconds", "databaseBytes", "storedBytes", "revision", "destinations[0].lastSuccessTime"} {
 		require.NotEmpty(t, status(path), path)
 	}
+	o = a.agent("status")
+	require.Equal(t, 1, o.code, "the certificates of this etcd are for a test")
+	requireContains(t, o.stdout, "WARNING  kube-system/etcd", "certificate "+a.Etcd.Certs.CAFile+" expires in", "LAST GOOD", "never", "hostPath", "keeps everything")
 	first := a.kubectl("get", "esnap", "-o", "jsonpath={.items[0].metadata.name}")
 	require.Equal(t, first, strings.TrimSpace(a.agent("list", "-o", "name").stdout))
 
@@ -172,6 +175,9 @@ func TestAgainstAPIServer(t *testing.T) {
 		ready := a.kubectl("get", "esp", "etcd", "-o", `jsonpath={.status.conditions[?(@.type=="Ready")]}`)
 		requireContains(t, ready, "False", "SnapshotFailed", "connection refused")
 		require.Equal(t, "1 Failed", status("consecutiveFailures")+" "+status("lastResult"))
+		unsafe := a.agent("status", "-o", "json")
+		require.Equal(t, 1, unsafe.code)
+		requireContains(t, unsafe.stdout, `"severity": "WARNING"`, "the last run failed (1 in a row did)", `"nextRun": "20`)
 		requireContains(t, a.kubectl("get", "events"), "SnapshotFailed")
 		a.site.etcd()["endpoints"] = good
 		a.apply()
@@ -225,6 +231,7 @@ func TestAgainstAPIServer(t *testing.T) {
 		require.Zero(t, a.agent("snapshot").code)
 	})
 	t.Run("no such policy", func(t *testing.T) {
+		require.Equal(t, 3, agent(t, "status", "--kubeconfig", a.kubeconfig, "--policy", "nope").code, "UNKNOWN")
 		o := agent(t, "snapshot", "--kubeconfig", a.kubeconfig, "--policy", "nope")
 		require.Equal(t, 2, o.code)
 		requireContains(t, lastLine(o.stderr), "nope", "kube-system")

@@ -41,7 +41,7 @@ func ExitCodes() []ExitCode {
 		{exitOK, "Done."},
 		{exitFailed, "Failed, and worth retrying: the network, a store, a member of etcd, the disk."},
 		{exitConfig, "Bad configuration or usage: the same will fail again until somebody changes it."},
-		{exitPartial, "Partial. `snapshot`: stored safely, but not in every required destination. `list --all-clusters`: some clusters are stale."},
+		{exitPartial, "Partial. `snapshot`: stored safely, but not in every required destination. `list --all-clusters`: some clusters are stale. `status` alone has the codes of Nagios' plugins: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."},
 		{exitCorrupt, "A stored snapshot is corrupt."},
 		{exitInterrupted, "Interrupted by a signal; nothing half-written is left visible."},
 	}

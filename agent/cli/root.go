@@ -81,7 +81,7 @@ destination, or clusters are stale; 4 a stored snapshot is corrupt; 130 interrup
 	f.StringVar(&e.root.logFormat, "log-format", "auto", "how to log to stderr: json, text, or auto (text on a terminal)")
 	f.StringVar(&e.root.logLevel, "log-level", "info", "what to log: debug, info, warn or error")
 	f.StringVar(&e.root.terminationLog, "termination-log", "/dev/termination-log", "file that gets the last word of the run, if it exists")
-	root.AddCommand(newSnapshot(e), newList(e), newPrune(e), newVerify(e), newRestore(e), newDoctor(e), newNotify(e), newKeys(e), newGet(e),
+	root.AddCommand(newSnapshot(e), newList(e), newPrune(e), newVerify(e), newRestore(e), newDoctor(e), newStatus(e), newNotify(e), newKeys(e), newGet(e),
 		newHistory(e), newDiff(e), newDrill(e), newVersion(e))
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, c := range append(root.Commands(), root) {
