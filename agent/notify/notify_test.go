@@ -230,14 +230,18 @@ func TestFaults(t *testing.T) {
 		retried bool
 		says    []string
 	}{
-		"500": {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "oh no", 500) }, true, []string{"500 Internal Server Error", `"oh no"`, "gave up"}},
-		"429": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(429) }, true, []string{"429 Too Many Requests"}},
+		"500": {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "oh no", http.StatusInternalServerError) }, true, []string{"500 Internal Server Error", `"oh no"`, "gave up"}},
+		"429": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTooManyRequests) }, true, []string{"429 Too Many Requests"}},
 		"asks for an hour": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Retry-After", "3600")
-			w.WriteHeader(503)
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}, false, []string{"503", "the server asks to wait another 1h0m0s"}},
-		"404":             {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "channel_is_archived", 404) }, false, []string{"404 Not Found", `"channel_is_archived"`}},
-		"repeats the URL": {func(w http.ResponseWriter, q *http.Request) { http.Error(w, "no such thing: "+q.URL.Path, 403) }, false, []string{"403 Forbidden", "no such thing"}},
+		"404": {func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "channel_is_archived", http.StatusNotFound)
+		}, false, []string{"404 Not Found", `"channel_is_archived"`}},
+		"repeats the URL": {func(w http.ResponseWriter, q *http.Request) {
+			http.Error(w, "no such thing: "+q.URL.Path, http.StatusForbidden)
+		}, false, []string{"403 Forbidden", "no such thing"}},
 		"drops the connection": {func(w http.ResponseWriter, _ *http.Request) {
 			c, _, err := w.(http.Hijacker).Hijack()
 			if err == nil {
@@ -256,7 +260,7 @@ func TestFaults(t *testing.T) {
 		}, false, []string{"redirects to " + elsewhere.URL + ",", "names another server"}},
 		"redirects to nowhere": {func(w http.ResponseWriter, q *http.Request) {
 			w.Header().Set("Location", "https://host:port"+q.URL.Path)
-			w.WriteHeader(307)
+			w.WriteHeader(http.StatusTemporaryRedirect)
 		}, true, []string{"Location"}},
 		"redirect drops the body": {func(w http.ResponseWriter, q *http.Request) { http.Redirect(w, q, "/there", http.StatusFound) }, false, []string{"would drop the message"}},
 		"redirects in circles": {func(w http.ResponseWriter, q *http.Request) {
