@@ -52,7 +52,7 @@ func exit(err error) {
 }
 
 // sections are what can be measured, in this order.
-var sections = []string{"save", "apart", "restore", "latency", "slow", "upload", "scale", "start", "binary"}
+var sections = []string{"save", "apart", "restore", "inspect", "latency", "slow", "upload", "scale", "start", "binary"}
 
 type bench struct {
 	agent, resultsFile, page string
@@ -108,7 +108,7 @@ func (b *bench) run(ctx context.Context, sizes string, only []string, render boo
 
 // atSize measures what depends on the size of the database.
 func (b *bench) atSize(ctx context.Context, dir string, mib int64, wanted func(string) bool) error {
-	if !wanted("save") && !wanted("apart") && !wanted("restore") {
+	if !wanted("save") && !wanted("apart") && !wanted("restore") && !wanted("inspect") {
 		return nil
 	}
 	b.say("filling etcd %s with %d MiB of objects", etcdVersion, mib)
@@ -125,7 +125,7 @@ func (b *bench) atSize(ctx context.Context, dir string, mib int64, wanted func(s
 	for _, c := range []struct {
 		name string
 		run  func(context.Context, *site, int) ([]Side, error)
-	}{{"save", b.saves}, {"apart", b.apart}, {"restore", b.restores}} {
+	}{{"save", b.saves}, {"apart", b.apart}, {"restore", b.restores}, {"inspect", b.inspects}} {
 		if !wanted(c.name) {
 			continue
 		}

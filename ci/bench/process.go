@@ -24,6 +24,9 @@ type Usage struct {
 	Wall, User, System float64
 	// PeakMiB is the largest resident size of any one process among them.
 	PeakMiB float64
+	// OwnMiB is the most memory of its own that the command had at a time (RssAnon in proc_pid_status(5)): without the pages of
+	// files that it maps, which the system takes back where it needs them.
+	OwnMiB float64 `json:",omitempty"`
 	// WrittenMiB is what they made the file system write.
 	WrittenMiB float64
 }
@@ -103,16 +106,42 @@ func asChild(text string) error {
 		cmd.Stdout = f
 	}
 	begin := time.Now()
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	own := make(chan float64)
+	go func() { own <- ownMemory(cmd.Process.Pid, ended) }()
+	err := cmd.Wait()
 	wall := time.Since(begin)
+	close(ended)
+	ownMiB := <-own
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, tail(stderr.String()))
 	}
 	r := cmd.ProcessState.SysUsage().(*syscall.Rusage) // what it is on Linux
 	return json.NewEncoder(os.Stdout).Encode(Usage{
 		Wall: wall.Seconds(), User: cmd.ProcessState.UserTime().Seconds(), System: cmd.ProcessState.SystemTime().Seconds(),
-		PeakMiB: float64(r.Maxrss) / 1024, WrittenMiB: float64(r.Oublock) / 2048, // KiB and blocks of 512 bytes
+		PeakMiB: float64(r.Maxrss) / 1024, OwnMiB: ownMiB, WrittenMiB: float64(r.Oublock) / 2048, // KiB and blocks of 512 bytes
 	})
+}
+
+// ownMemory samples a process's own memory until ended is closed, and gives the most, in MiB.
+func ownMemory(pid int, ended <-chan struct{}) (mib float64) {
+	for tick := time.NewTicker(5 * time.Millisecond); ; {
+		select {
+		case <-ended:
+			tick.Stop()
+			return mib
+		case <-tick.C:
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // gone once it has ended
+			_, after, _ := strings.Cut(string(status), "RssAnon:")
+			var kib float64
+			if _, err := fmt.Sscan(after, &kib); err == nil {
+				mib = max(mib, kib/1024)
+			}
+		}
+	}
 }
 
 func tail(s string) string { return s[max(0, len(s)-2000):] }

@@ -128,6 +128,7 @@ var (
 	wall    = func(r Run) float64 { return r.Wall }
 	cpu     = func(r Run) float64 { return r.CPU() }
 	peak    = func(r Run) float64 { return r.PeakMiB }
+	own     = func(r Run) float64 { return r.OwnMiB }
 	written = func(r Run) float64 { return r.WrittenMiB }
 	stream  = func(r Run) float64 { return r.Stream }
 	growth  = func(r Run) float64 { return r.GrowthMiB }
@@ -209,6 +210,8 @@ func tables(r *Results) string {
 		{"save", "A snapshot", "etcd, the programs and the disk share both processors.", usual},
 		{"apart", "A snapshot, with a processor for etcd alone", "etcd is kept on one processor, the client on the other.", usual},
 		{"restore", "A restore", "From one encrypted, compressed file into a new data directory, the revision raised. The agent also checks every page of the database before and after, and syncs what it made.", usual[:4]},
+		{"inspect", "Looking into a snapshot", fmt.Sprintf("Plain database files, read and checked as a whole each time. Between the two that are compared, %d objects were added, %d removed and %d overwritten. The file is mapped: its pages count in the peak, and are the system's to take back; *own memory* is what is left without them.", changedObjects, changedObjects, changedObjects),
+			[]column{medianOf("wall", "%.2f s", wall, false), medianOf("CPU", "%.2f s", cpu, false), peakOf("own memory", "%.0f MiB", own), peakOf("peak memory", "%.0f MiB", peak)}},
 		{"latency", "What etcd's clients notice", fmt.Sprintf("%d puts of %d KiB a second, due at fixed times, to an etcd with %d MiB of objects that syncs its log.", loadRate, loadValue>>10, latencyMiB),
 			[]column{medianOf("put p50", "%.1f ms", put50, true), medianOf("put p99", "%.1f ms", put99, true), medianOf("wall", "%.1f s", wall, false), medianOf("etcd's stream", "%.2f s", stream, false)}},
 		{"slow", "A slow line", fmt.Sprintf("%d MiB of objects; the same writes all the time, old revisions compacted every second. The last line is what a snapshot does that is sent down the slow line as it comes.", slowMiB),
