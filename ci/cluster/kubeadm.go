@@ -2,8 +2,7 @@ package cluster
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -46,8 +45,6 @@ controlPlane:
 {{- else }}
 kind: InitConfiguration
 {{- template "registration" . }}
-certificateKey: {{ .Key }}
-bootstrapTokens: [{token: {{ .Token }}}]
 localAPIEndpoint: {advertiseAddress: {{ .Node.Address }}}
 ---
 apiVersion: kubeadm.k8s.io/v1beta4
@@ -81,45 +78,55 @@ func (c *Cluster) kubeadm(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	values := map[string]any{
-		"Version": kubernetesVersion, "Repository": repository, "EtcdVersion": version,
-		"Token": random(3) + "." + random(8), "Key": random(32),
+	first := c.Nodes[0]
+	c.say("%s: kubeadm init", first.Name)
+	values := map[string]any{"Node": first, "Cgroup": first.cgroup(), "Version": kubernetesVersion, "Repository": repository, "EtcdVersion": version}
+	if err := first.writeTemplate(kubeadmYAML, kubeadmConfig, values); err != nil {
+		return err
 	}
-	var proxy []byte // kubeconfig of kube-proxy
-	for i, n := range c.Nodes {
-		values["Node"], values["Cgroup"] = n, n.cgroup()
-		command := []string{"kubeadm", "init", "--config", kubeadmYAML, "--upload-certs", "--skip-phases=preflight,addon,show-join-command"}
-		if i > 0 {
-			values["First"] = c.Nodes[0]
-			command = []string{"kubeadm", "join", "--config", kubeadmYAML, "--skip-phases=preflight"}
-		}
-		c.say("%s: %s", n.Name, strings.Join(command[:2], " "))
-		if err := n.writeTemplate(kubeadmYAML, kubeadmConfig, values); err != nil {
-			return err
-		}
-		if _, err := n.Exec(ctx, command...); err != nil {
-			return err
-		}
-		if i == 0 {
-			if err := c.writeKubeconfig(); err != nil {
-				return err
-			}
-			// The user that Kubernetes has a role for.
-			if proxy, err = n.Exec(ctx, "kubeadm", "kubeconfig", "user", "--client-name=system:kube-proxy", "--config="+kubeadmYAML); err != nil {
-				return err
-			}
-		}
-		if err := n.proxy(proxy); err != nil {
+	if _, err := first.Exec(ctx, "kubeadm", "init", "--config", kubeadmYAML, "--skip-phases=preflight,addon,show-join-command"); err != nil {
+		return err
+	}
+	if err := errors.Join(c.writeKubeconfig(), first.proxy(ctx)); err != nil {
+		return err
+	}
+	for _, n := range c.Nodes[1:] {
+		if err := n.Join(ctx); err != nil {
 			return err
 		}
 	}
 	c.say("waiting for the nodes to be Ready")
-	if _, err := c.Nodes[0].Exec(ctx, "kubectl", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=5m"); err != nil {
+	if _, err := first.Exec(ctx, "kubectl", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=5m"); err != nil {
 		return err
 	}
 	// Made by a controller a moment after the namespace: without it there are no pods.
-	_, err = c.Nodes[0].Exec(ctx, "kubectl", "wait", "--for=create", "serviceaccount/default", "--timeout=5m")
+	_, err = first.Exec(ctx, "kubectl", "wait", "--for=create", "serviceaccount/default", "--timeout=5m")
 	return err
+}
+
+// Join makes a node that was booted one of the cluster's, as `kubeadm join --control-plane` on a new machine does.
+func (n *Node) Join(ctx context.Context) error {
+	first := n.cluster.Nodes[0]
+	n.cluster.say("%s: kubeadm join", n.Name)
+	token, err := first.Exec(ctx, "kubeadm", "token", "create")
+	if err != nil {
+		return err
+	}
+	key, err := first.Exec(ctx, "kubeadm", "init", "phase", "upload-certs", "--upload-certs", "--config", kubeadmYAML)
+	if err != nil {
+		return err
+	}
+	said := strings.Fields(string(key)) // a sentence or two, and the key
+	values := map[string]any{
+		"Node": n, "Cgroup": n.cgroup(), "First": first, "Token": strings.TrimSpace(string(token)), "Key": said[len(said)-1],
+	}
+	if err := n.writeTemplate(kubeadmYAML, kubeadmConfig, values); err != nil {
+		return err
+	}
+	if _, err := n.Exec(ctx, "kubeadm", "join", "--config", kubeadmYAML, "--skip-phases=preflight"); err != nil {
+		return err
+	}
+	return n.proxy(ctx)
 }
 
 var proxyConfig = template.Must(template.New("kube-proxy.yaml").Parse(`apiVersion: kubeproxy.config.k8s.io/v1alpha1
@@ -133,7 +140,12 @@ conntrack: {maxPerCore: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s} #
 `))
 
 // proxy gives kube-proxy what it waits for.
-func (n *Node) proxy(kubeconfig []byte) error {
+func (n *Node) proxy(ctx context.Context) error {
+	// The user that Kubernetes has a role for.
+	kubeconfig, err := n.cluster.Nodes[0].Exec(ctx, "kubeadm", "kubeconfig", "user", "--client-name=system:kube-proxy", "--config="+kubeadmYAML)
+	if err != nil {
+		return err
+	}
 	if err := os.WriteFile(n.Path("/etc/kubernetes/kube-proxy.conf"), kubeconfig, 0o600); err != nil {
 		return err
 	}
@@ -168,11 +180,4 @@ func etcdVersion(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("etcd --version says %q", line)
 	}
 	return version + "-0", nil
-}
-
-// random gives n bytes in hexadecimal.
-func random(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails
-	return hex.EncodeToString(b)
 }

@@ -296,6 +296,8 @@ func (n *Node) link(ctx context.Context) error {
 }
 
 func (n *Node) linkTo(ctx context.Context, other *Node) error {
+	// The link of a node that was killed goes with it, but not at once. That there is none is no error.
+	_, _ = other.Exec(ctx, "ip", "link", "del", "to-"+n.Name)
 	add := exec.CommandContext(ctx, "ip", "link", "add", "to-"+other.Name, "netns", fmt.Sprint(n.pid), "type", "veth",
 		"peer", "name", "to-"+n.Name, "netns", fmt.Sprint(other.pid))
 	if out, err := add.CombinedOutput(); err != nil {

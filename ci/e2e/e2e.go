@@ -62,27 +62,11 @@ func Main(m *testing.M, nodes int, use func(*Cluster)) int {
 }
 
 func run(ctx context.Context, m *testing.M, nodes int, use func(*Cluster)) (code int, err error) {
-	c := &Cluster{Kubeconfig: os.Getenv(KubeconfigEnv)}
-	if c.Kubeconfig == "" {
-		down, err := c.own(ctx, nodes)
-		if err != nil {
-			return 1, err
-		}
-		defer func() { err = errors.Join(err, down()) }()
-	}
-	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
+	c, down, err := Open(ctx, nodes)
+	if err != nil {
 		return 1, err
 	}
-	c.Config.QPS = -1
-	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
-		return 1, err
-	}
-	if c.Dynamic, err = dynamic.NewForConfig(c.Config); err != nil {
-		return 1, err
-	}
-	if err := c.loadAgent(ctx); err != nil {
-		return 1, fmt.Errorf("load the agent's image: %w", err)
-	}
+	defer func() { err = errors.Join(err, down()) }()
 	use(c)
 	done := make(chan int)
 	go func() { done <- m.Run() }()
@@ -94,6 +78,37 @@ func run(ctx context.Context, m *testing.M, nodes int, use func(*Cluster)) (code
 	}
 }
 
+// Open is Main's part for a test that wants a cluster of its own. down must be called in the end.
+func Open(ctx context.Context, nodes int) (c *Cluster, down func() error, err error) {
+	c, down = &Cluster{Kubeconfig: os.Getenv(KubeconfigEnv)}, func() error { return nil }
+	if c.Kubeconfig == "" {
+		if down, err = c.own(ctx, nodes); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := c.connect(ctx); err != nil {
+		return nil, nil, errors.Join(err, down())
+	}
+	return c, down, nil
+}
+
+func (c *Cluster) connect(ctx context.Context) (err error) {
+	if c.Config, err = clientcmd.BuildConfigFromFlags("", c.Kubeconfig); err != nil {
+		return err
+	}
+	c.Config.QPS = -1
+	if c.Client, err = kubernetes.NewForConfig(c.Config); err != nil {
+		return err
+	}
+	if c.Dynamic, err = dynamic.NewForConfig(c.Config); err != nil {
+		return err
+	}
+	if err := c.loadAgent(ctx); err != nil {
+		return fmt.Errorf("load the agent's image: %w", err)
+	}
+	return nil
+}
+
 // own takes the cluster of `make cluster-up`, or makes one of our own and says how to end it.
 func (c *Cluster) own(ctx context.Context, nodes int) (down func() error, err error) {
 	dir, err := cluster.DefaultDir()
@@ -103,7 +118,7 @@ func (c *Cluster) own(ctx context.Context, nodes int) (down func() error, err er
 	down = func() error { return nil }
 	c.Own, err = cluster.Open(dir)
 	if errors.Is(err, cluster.ErrNotUp) || err == nil && len(c.Own.Nodes) != nodes {
-		c.Own, err = cluster.Up(ctx, cluster.Options{Dir: dir + "-e2e", Nodes: nodes, Log: os.Stderr})
+		c.Own, err = cluster.Up(ctx, cluster.Options{Dir: fmt.Sprintf("%s-e2e-%d", dir, nodes), Nodes: nodes, Log: os.Stderr})
 		down = func() error { return c.Own.Down(context.Background()) }
 	}
 	if err != nil {
