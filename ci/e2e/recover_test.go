@@ -117,7 +117,7 @@ func TestRecoverOneNamespace(t *testing.T) {
 	c.Kubectl(t, "wait", "--for=condition=Established", "crd/discounts.shop.example.test", "--timeout=5m")
 	c.Kubectl(t, "apply", "-f", write(discount))
 	e2e.Await(t, c, e2e.Deployments, "shop", "web", runs)
-	takeSnapshot(t, "nightly")
+	c.RunNow(t, "kube-system", "etcd-snapshot")
 
 	system, err := c.Client.CoreV1().Namespaces().Get(t.Context(), "kube-system", metav1.GetOptions{})
 	require.NoError(t, err)
