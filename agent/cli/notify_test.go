@@ -266,7 +266,9 @@ func TestNotificationsThatFail(t *testing.T) {
 	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
 	t.Cleanup(hanging.Close)
 	t.Cleanup(func() { close(hang) })
-	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { http.Error(w, q.URL.Path, http.StatusInternalServerError) }))
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		http.Error(w, q.URL.Path, http.StatusInternalServerError)
+	}))
 	t.Cleanup(broken.Close)
 	s := newSite(t, c.Endpoints(), "node")
 	every := map[string]any{"events": []string{"every"}}
