@@ -1,0 +1,517 @@
+//go:build e2e
+
+package e2e_test
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/ci/cluster"
+	"etcdsnapshot.dev/ci/e2e"
+	"etcdsnapshot.dev/ci/emulator"
+)
+
+// faults is a release with two destinations, whose ways to etcd and to the bucket pass through the test.
+type faults struct {
+	node    *cluster.Node
+	release e2e.Release
+	etcd    *wire
+	offsite *bucket
+	// disk and bucketDir are this cluster's folders, as we see them.
+	disk, bucketDir string
+	table           strings.Builder
+	rows            *tabwriter.Writer
+}
+
+const faultValues = `
+etcd: {endpoints: [%q]}
+backoffLimit: 0
+failedJobsHistoryLimit: 100
+destinations:
+  node: {retention: {last: 1000}}
+  offsite: {s3: %s}
+extraArgs: [--stall-timeout=5s, --catalog-timeout=20s]
+`
+
+// A run that a fault hits: nothing half-written is listed, nothing that was there is lost, the next run succeeds, and status
+// tells the truth. The clock is not among the faults, since a node has no clock of its own here: agent/snapshot and
+// agent/retention are given one that jumps.
+func TestFaults(t *testing.T) {
+	node := ownNode(t)
+	f := &faults{node: node, etcd: newWire(t, node, "127.0.0.1:2379"), offsite: newBucket(t, "offsite")}
+	f.rows = tabwriter.NewWriter(&f.table, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(f.rows, "FAULT\tWHAT WAS SEEN\tLEFT UNLISTED\tLOST")
+	f.ballast(t)
+	f.release = e2e.Release{Values: fmt.Sprintf(faultValues, "https://"+f.etcd.address, f.offsite.values)}
+	f.disk, f.bucketDir = node.Path(c.Folder(t, "/var/lib/etcd-snapshots")), f.offsite.dir+c.Folder(t, "/")
+	c.Install(t, f.release)
+	c.RunNow(t, system, "etcd-snapshot")
+
+	t.Run("killed", f.killed)
+	t.Run("disk full", f.diskFull)
+	t.Run("spool full", f.spoolFull)
+	t.Run("API server killed", f.apiServerKilled)
+	t.Run("etcd killed", f.etcdKilled)
+	t.Run("etcd stopped", f.etcdStopped)
+	t.Run("etcd leader changed", f.leaderChanged)
+	t.Run("NOSPACE", f.noSpace)
+	t.Run("bucket cut", f.bucketCut)
+	t.Run("bucket slow", f.bucketSlow)
+	t.Run("bucket cut for good", f.bucketGone)
+	require.NoError(t, f.rows.Flush())
+	t.Log("\n" + f.table.String())
+}
+
+// stored is what is listed in either destination; all of it is whole.
+func (f *faults) stored(t *testing.T) []string {
+	t.Helper()
+	names := append(listed(t, f.disk), listed(t, f.bucketDir)...)
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// after is what holds after each fault. before is what was stored before it, seen what the run did.
+func (f *faults) after(t *testing.T, fault string, before []string, seen string) {
+	t.Helper()
+	stored := f.stored(t)
+	require.Subset(t, stored, before, "lost")
+	f.truthful(t, stored)
+
+	c.RunNow(t, system, "etcd-snapshot")
+	now := f.stored(t)
+	require.Subset(t, now, stored, "lost")
+	require.Greater(t, len(now), len(stored))
+	require.Len(t, f.truthful(t, now), len(now), "a snapshot has no row")
+	policy := c.Policy(t, system, "etcd-snapshot")
+	requireReady(t, policy, metav1.ConditionTrue)
+	require.Zero(t, policy.Status.ConsecutiveFailures)
+	require.EqualValues(t, len(now), *policy.Status.Snapshots)
+	require.Contains(t, listed(t, f.disk), policy.Status.LastSnapshot)
+	require.Contains(t, listed(t, f.bucketDir), policy.Status.LastSnapshot)
+	fmt.Fprintf(f.rows, "%s\t%s\t%s\t%s\n", fault, seen, f.unlisted(t), "nothing")
+}
+
+// truthful demands that each copy which a row calls stored is there, and gives the rows.
+func (f *faults) truthful(t *testing.T, stored []string) map[string]v1.EtcdSnapshot {
+	t.Helper()
+	in := map[string][]string{"node": listed(t, f.disk), "offsite": listed(t, f.bucketDir)}
+	rows := c.Rows(t, system, "etcd-snapshot")
+	for name, row := range rows {
+		require.Contains(t, stored, name)
+		for _, d := range row.Status.Destinations {
+			if d.Phase == v1.PhaseStored {
+				require.Contains(t, in[d.Name], name)
+			} else {
+				require.NotContains(t, in[d.Name], name, d.Message)
+			}
+		}
+	}
+	return rows
+}
+
+// unlisted counts what lies about without a manifest: a later run removes it, once it is a day old.
+func (f *faults) unlisted(t *testing.T) string {
+	t.Helper()
+	count := func(dir string) (n int) {
+		entries, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		whole := listed(t, dir)
+		for _, e := range entries {
+			name, _, _ := strings.Cut(e.Name(), ".")
+			if name != "cluster" && !slices.Contains(whole, name) {
+				n++
+			}
+		}
+		return n
+	}
+	if n, b := count(f.disk), count(f.bucketDir); n+b > 0 {
+		return fmt.Sprintf("%d on disk, %d in the bucket", n, b)
+	}
+	return "-"
+}
+
+// run starts a run, does something once at says so, and waits for the run to end.
+func (f *faults) run(t *testing.T, at <-chan struct{}, do func(job string)) *e2e.Run {
+	t.Helper()
+	job := c.Start(t, system, "etcd-snapshot")
+	select {
+	case <-at:
+	case <-time.After(e2e.Timeout):
+		require.Fail(t, "the run did not get there")
+	}
+	do(job)
+	return c.Finish(t, system, job)
+}
+
+func ended(t *testing.T, r *e2e.Run) string {
+	t.Helper()
+	end := r.End(t)
+	word, _, _ := strings.Cut(end.Message, "\n")
+	return fmt.Sprintf("%.110s (%d)", word, end.ExitCode)
+}
+
+// agentProcess is what the kernel calls it.
+const agentProcess = "etcd-snapshot-a"
+
+func (f *faults) killed(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := mathrand.New(mathrand.NewPCG(seed, 0))
+	// Slow enough that each part of a run takes a while.
+	f.offsite.Add(emulator.Rule{Method: http.MethodPut, Path: ".db", Request: emulator.Fault{Rate: 8 << 20}})
+	defer f.offsite.Clear()
+	c.RunNow(t, system, "etcd-snapshot")
+	whole := c.Policy(t, system, "etcd-snapshot").Status.LastDuration.Duration + time.Second // to start before, and to record after
+	for i := range 10 {
+		before := f.stored(t)
+		delay := time.Duration(random.Int64N(int64(whole)))
+		job := c.Start(t, system, "etcd-snapshot")
+		out := c.OnNode(t, f.node.Name, "sh", "-c", fmt.Sprintf(
+			"until p=$(pgrep -x %s); do sleep 0.01; done; sleep %f; kill -KILL $p && echo killed || echo it had ended", agentProcess, delay.Seconds()))
+		run := c.Finish(t, system, job)
+		log := strings.Split(strings.TrimSpace(c.Kubectl(t, "logs", "-n", system, "job/"+job)), "\n")
+		_, last, _ := strings.Cut(log[len(log)-1], `"msg":"`)
+		last, _, _ = strings.Cut(last, `"`)
+		if strings.HasPrefix(out, "killed") {
+			require.EqualValues(t, 137, run.End(t).ExitCode)
+		}
+		f.after(t, fmt.Sprintf("SIGKILL %d/10 after %v of %v", i+1, delay.Round(time.Millisecond), whole.Round(time.Millisecond)), before, strings.TrimSpace(out)+", last word: "+last)
+	}
+}
+
+func (f *faults) diskFull(t *testing.T) {
+	before := f.stored(t)
+	c.OnNode(t, f.node.Name, "mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", "/var/lib/etcd-snapshots")
+	full := true
+	free := func() {
+		if full {
+			full = false
+			_, err := c.Exec(context.Background(), f.node.Name, "umount", "/var/lib/etcd-snapshots")
+			require.NoError(t, err)
+		}
+	}
+	defer free()
+	run := c.Finish(t, system, c.Start(t, system, "etcd-snapshot"))
+	require.EqualValues(t, 3, run.End(t).ExitCode, run.End(t).Message)
+	require.Contains(t, run.End(t).Message, "no space left on device")
+	require.Empty(t, listed(t, f.disk))
+	require.Equal(t, "-", f.unlistedIn(t, f.disk), "the full disk was not tidied up")
+	policy := c.Policy(t, system, "etcd-snapshot")
+	require.Contains(t, requireReady(t, policy, metav1.ConditionFalse).Message, "no space left on device")
+	require.EqualValues(t, 1, policy.Status.ConsecutiveFailures)
+	free()
+	require.Len(t, f.stored(t), len(before)+1, "the bucket has it")
+	f.after(t, "node's disk full", before, ended(t, run))
+}
+
+func (f *faults) unlistedIn(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	var names []string
+	for _, e := range entries {
+		if e.Name() != "cluster.json" {
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) == 0 {
+		return "-"
+	}
+	return strings.Join(names, " ")
+}
+
+func (f *faults) spoolFull(t *testing.T) {
+	before := f.stored(t)
+	small := f.release
+	small.Set = []string{"spool.medium=Memory", "spool.sizeLimit=1Mi"}
+	c.Upgrade(t, small)
+	run := c.Finish(t, system, c.Start(t, system, "etcd-snapshot"))
+	require.EqualValues(t, 1, run.End(t).ExitCode)
+	require.Contains(t, run.End(t).Message, "/spool")
+	require.Contains(t, run.End(t).Message, "no space left on device")
+	require.Equal(t, before, f.stored(t))
+	requireReady(t, c.Policy(t, system, "etcd-snapshot"), metav1.ConditionFalse)
+	c.Upgrade(t, f.release)
+	f.after(t, "spool full", before, ended(t, run))
+}
+
+// duringUpload holds the next upload to the bucket until it is let go.
+func (f *faults) duringUpload() (reached chan struct{}, letGo func()) {
+	reached, held := make(chan struct{}), make(chan struct{})
+	f.offsite.Add(emulator.Rule{Method: http.MethodPut, Path: ".db", Times: 1, Request: emulator.Fault{Rewrite: func(http.Header) {
+		close(reached)
+		<-held
+	}}})
+	return reached, sync.OnceFunc(func() { close(held) })
+}
+
+func (f *faults) apiServerKilled(t *testing.T) {
+	before := f.stored(t)
+	reached, letGo := f.duringUpload()
+	defer f.offsite.Clear()
+	defer letGo()
+	run := f.run(t, reached, func(string) {
+		c.OnNode(t, f.node.Name, "pkill", "-KILL", "-x", "kube-apiserver")
+		letGo()
+	})
+	require.True(t, run.Succeeded(), run.End(t).Message)
+	require.Len(t, f.stored(t), len(before)+1)
+	f.after(t, "API server killed while storing", before, ended(t, run))
+}
+
+func (f *faults) etcdKilled(t *testing.T) {
+	before := f.stored(t)
+	reached, letGo := f.etcd.hold(4 << 20)
+	defer letGo()
+	run := f.run(t, reached, func(string) {
+		c.OnNode(t, f.node.Name, "pkill", "-KILL", "-x", "etcd")
+		letGo()
+	})
+	require.EqualValues(t, 1, run.End(t).ExitCode, run.End(t).Message)
+	require.Equal(t, before, f.stored(t))
+	f.after(t, "etcd killed in mid-stream", before, ended(t, run))
+}
+
+func (f *faults) etcdStopped(t *testing.T) {
+	before := f.stored(t)
+	reached, letGo := f.etcd.hold(4 << 20)
+	defer letGo()
+	// etcd goes on once the agent has given up.
+	run := f.run(t, reached, func(job string) {
+		c.OnNode(t, f.node.Name, "pkill", "-STOP", "-x", "etcd")
+		letGo()
+		c.OnNode(t, f.node.Name, "timeout", "120", "sh", "-c", "until grep -q 'no snapshot from this member' /var/log/pods/"+system+"_"+job+"*/agent/*.log; do sleep 0.2; done; pkill -CONT -x etcd")
+	})
+	require.EqualValues(t, 1, run.End(t).ExitCode, run.End(t).Message)
+	require.Equal(t, before, f.stored(t))
+	f.after(t, "etcd stops in mid-stream", before, ended(t, run))
+}
+
+func (f *faults) leaderChanged(t *testing.T) {
+	if len(c.ControlPlane(t)) == 1 {
+		t.Skip("one member has nobody to hand the lead to")
+	}
+	before := f.stored(t)
+	reached, letGo := f.etcd.hold(4 << 20)
+	defer letGo()
+	client := f.client(t)
+	run := f.run(t, reached, func(string) {
+		status, err := client.Status(t.Context(), etcdURL)
+		require.NoError(t, err)
+		members, err := client.MemberList(t.Context())
+		require.NoError(t, err)
+		other := slices.IndexFunc(members.Members, func(m *pb.Member) bool { return m.ID != status.Leader })
+		_, err = client.MoveLeader(t.Context(), members.Members[other].ID)
+		require.NoError(t, err)
+		letGo()
+	})
+	require.True(t, run.Succeeded(), run.End(t).Message)
+	f.after(t, "etcd's leader changed in mid-stream", before, ended(t, run))
+}
+
+// noSpace raises the alarm while a run is storing: with the alarm on no Job can be made, since etcd takes no writes. A
+// snapshot is a read, so the one that is under way is stored; its row has to wait.
+func (f *faults) noSpace(t *testing.T) {
+	before := f.stored(t)
+	client := f.client(t)
+	alarm := func(action pb.AlarmRequest_AlarmAction) {
+		_, err := pb.NewMaintenanceClient(client.ActiveConnection()).Alarm(context.Background(), &pb.AlarmRequest{Action: action, Alarm: pb.AlarmType_NOSPACE})
+		require.NoError(t, err)
+	}
+	reached, letGo := f.duringUpload()
+	defer f.offsite.Clear()
+	defer letGo()
+	disarm := sync.OnceFunc(func() { alarm(pb.AlarmRequest_DEACTIVATE) })
+	defer disarm()
+	run := f.run(t, reached, func(job string) {
+		alarm(pb.AlarmRequest_ACTIVATE)
+		letGo()
+		c.OnNode(t, f.node.Name, "timeout", "120", "sh", "-c", "until grep -q 'the catalog is not up to date' /var/log/pods/"+system+"_"+job+"*/agent/*.log; do sleep 0.2; done")
+
+		// What docs/data-path.md says to do meanwhile: a snapshot from the node itself.
+		policy := filepath.Join("/var/lib/root", "policy.yaml")
+		manifest := c.Kubectl(t, "get", "esp", "-n", system, "etcd-snapshot", "-o", "yaml")
+		require.NoError(t, os.WriteFile(f.node.Path(policy), []byte(manifest), 0o600))
+		_, err := c.Exec(t.Context(), f.node.Name, e2e.Agent(), "snapshot", "--policy-file", policy, "--kubeconfig", "/etc/kubernetes/admin.conf", "--destination", "node", "--catalog-timeout", "1s", "--spool-dir", "/var/lib/root/spool")
+		require.NoError(t, err)
+		doctor, err := c.Exec(t.Context(), f.node.Name, e2e.Agent(), "doctor", "--policy-file", policy, "--kubeconfig", "/etc/kubernetes/admin.conf", "--destination", "node", "--spool-dir", "/var/lib/root/spool")
+		require.Error(t, err, "the doctor overlooks the alarm")
+		require.Contains(t, string(doctor), "NOSPACE")
+		disarm()
+	})
+	require.True(t, run.Succeeded(), run.End(t).Message)
+	require.Len(t, f.stored(t), len(before)+2)
+	f.after(t, "NOSPACE raised while storing", before, ended(t, run))
+}
+
+func (f *faults) bucketCut(t *testing.T) {
+	before := f.stored(t)
+	defer f.offsite.Clear()
+	f.offsite.Add(emulator.Rule{Method: http.MethodPut, Path: ".db", Times: 2, Request: emulator.Fault{Reset: true, After: 1 << 20}},
+		emulator.Rule{Method: http.MethodPut, Path: ".db", Times: 1, Request: emulator.Fault{Stall: true, After: 1 << 20}})
+	run := c.RunNow(t, system, "etcd-snapshot")
+	f.after(t, "bucket cut twice, then silent", before, ended(t, run))
+}
+
+func (f *faults) bucketSlow(t *testing.T) {
+	before := f.stored(t)
+	defer f.offsite.Clear()
+	f.offsite.Add(emulator.Rule{Method: http.MethodPut, Path: ".db", Request: emulator.Fault{Rate: 1 << 20}})
+	run := c.RunNow(t, system, "etcd-snapshot")
+	f.offsite.Clear()
+	policy := c.Policy(t, system, "etcd-snapshot")
+	require.Greater(t, policy.Status.LastDuration.Duration, 5*time.Second, "it was not slow, or longer than --stall-timeout is not allowed")
+	f.after(t, "bucket at 1 MiB/s", before, fmt.Sprintf("%s; took %v", ended(t, run), policy.Status.LastDuration.Duration))
+}
+
+// bucketGone has Kubernetes end the run, by its deadline: the copy on the node's disk is whole and listed.
+func (f *faults) bucketGone(t *testing.T) {
+	before := f.stored(t)
+	defer f.offsite.Clear()
+	short := f.release
+	short.Set = []string{"activeDeadlineSeconds=30"}
+	c.Upgrade(t, short)
+	f.offsite.Add(emulator.Rule{Method: http.MethodPut, Path: ".db", Request: emulator.Fault{Reset: true, After: 1 << 20}})
+	run := c.Finish(t, system, c.Start(t, system, "etcd-snapshot"))
+	require.False(t, run.Succeeded())
+	f.offsite.Clear()
+	require.Len(t, f.stored(t), len(before)+1, "the node's disk has it")
+	condition := requireReady(t, c.Policy(t, system, "etcd-snapshot"), metav1.ConditionFalse)
+	c.Upgrade(t, f.release)
+	f.after(t, "bucket cut for good, deadline", before, "Job: DeadlineExceeded; Ready: "+condition.Reason)
+}
+
+const etcdURL = "https://127.0.0.1:2379"
+
+// client is a client of the node's etcd.
+func (f *faults) client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	pki := f.node.Path("/etc/kubernetes/pki/")
+	certificate, err := tls.LoadX509KeyPair(pki+"/apiserver-etcd-client.crt", pki+"/apiserver-etcd-client.key")
+	require.NoError(t, err)
+	ca, err := os.ReadFile(pki + "/etcd/ca.crt")
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(ca))
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: []string{etcdURL}, TLS: &tls.Config{Certificates: []tls.Certificate{certificate}, RootCAs: roots, MinVersion: tls.VersionTLS12},
+		DialOptions: []grpc.DialOption{grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return f.node.Dial(ctx, "127.0.0.1:2379")
+		})},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// ballast fills etcd beside Kubernetes' keys, with what does not compress, so that a stream has a middle.
+func (f *faults) ballast(t *testing.T) {
+	t.Helper()
+	client := f.client(t)
+	value := make([]byte, 1<<20)
+	for i := range 8 {
+		_, _ = rand.Read(value)
+		_, err := client.Put(t.Context(), fmt.Sprintf("/ballast/%d", i), string(value))
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := e2e.Deadline(t)
+		defer cancel()
+		_, err := client.Delete(ctx, "/ballast/", clientv3.WithPrefix())
+		require.NoError(t, err)
+	})
+}
+
+// wire hands connections in a node's network on to another address there, and can hold one in its middle.
+type wire struct {
+	address string
+	next    atomic.Pointer[hold]
+}
+
+type hold struct {
+	after         int64
+	reached, held chan struct{}
+}
+
+func newWire(t *testing.T, node *cluster.Node, target string) *wire {
+	t.Helper()
+	l, err := node.Listen("127.0.0.1:0")
+	require.NoError(t, err)
+	w := &wire{address: l.Addr().String()}
+	var running sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	running.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			running.Go(func() {
+				defer client.Close()
+				server, err := node.Dial(ctx, target)
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				defer context.AfterFunc(ctx, func() { client.Close(); server.Close() })()
+				running.Go(func() {
+					_, _ = io.Copy(server, client)
+					server.Close()
+				})
+				_, _ = io.Copy(&held{w: w, to: client}, server)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		cancel()
+		running.Wait()
+	})
+	return w
+}
+
+// hold stops the next connection that brings so many bytes until it is let go.
+func (w *wire) hold(after int64) (reached chan struct{}, letGo func()) {
+	h := &hold{after, make(chan struct{}), make(chan struct{})}
+	w.next.Store(h)
+	return h.reached, sync.OnceFunc(func() { close(h.held) })
+}
+
+type held struct {
+	w    *wire
+	to   io.Writer
+	done int64
+}
+
+func (h *held) Write(p []byte) (int, error) {
+	n, err := h.to.Write(p)
+	h.done += int64(n)
+	if next := h.w.next.Load(); next != nil && h.done >= next.after && h.w.next.CompareAndSwap(next, nil) {
+		close(next.reached)
+		<-next.held
+	}
+	return n, err
+}
