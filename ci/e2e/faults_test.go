@@ -57,8 +57,8 @@ extraArgs: [--stall-timeout=5s, --catalog-timeout=20s]
 `
 
 // A run that a fault hits: nothing half-written is listed, nothing that was there is lost, the next run succeeds, and status
-// tells the truth. The clock is not among the faults, since a node has no clock of its own here: agent/snapshot and
-// agent/retention are given one that jumps.
+// tells the truth. The clock is not among the faults, since a node has no clock of its own here: the tests of
+// agent/retention have clocks that jump.
 func TestFaults(t *testing.T) {
 	node := ownNode(t)
 	f := &faults{node: node, etcd: newWire(t, node, "127.0.0.1:2379"), offsite: newBucket(t, "offsite")}
