@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -46,11 +45,7 @@ func peakMemory(t *testing.T, cmd *exec.Cmd) (mib float64) {
 
 // TestPeakMemory is of the program as it is shipped, on its own settings.
 func TestPeakMemory(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "agent")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "etcdsnapshot.dev/agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := build.CombinedOutput()
-	require.NoError(t, err, string(out))
+	program := shipped(t)
 	c := filled(t, etcdtest.Options{TLS: true}, 24<<20)
 	for _, fill := range []int64{0, 160 << 20} {
 		if fill > 0 {

@@ -61,6 +61,17 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// shipped builds the program as it is shipped: without the race detector, which needs many times the memory.
+func shipped(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "etcd-snapshot-agent")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "etcdsnapshot.dev/agent")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return program
+}
+
 // site is a policy, its destinations and a spool, all in temporary folders.
 type site struct {
 	dir, spool string
