@@ -9,21 +9,11 @@ import (
 // destinations gives the schema of values' map of destinations: the API's list turned into a map by name, and files
 // turned into references to the Secrets and ConfigMaps that are mounted in their place.
 func (b *schemaBuilder) destinations() (object, error) {
-	spec, err := b.flattened("Destination")
-	if err != nil {
-		return nil, err
-	}
-	one, err := apiSchema(spec)
+	one, name, err := b.named("Destination", "One place that keeps snapshots: exactly one of hostPath, gcs, azure and s3.")
 	if err != nil {
 		return nil, err
 	}
 	properties := one["properties"].(object)
-	name := properties["name"].(object)
-	delete(properties, "name")
-	delete(one, "required")
-	one["additionalProperties"] = false
-	one["type"] = []any{"object", "null"} // null removes one that an earlier values file brought
-	one["description"] = "One place that keeps snapshots: exactly one of hostPath, gcs, azure and s3."
 
 	for backend, needing := range map[string][]any{
 		"gcs":   {"serviceAccountKey", "workloadIdentityFederation"},
@@ -70,6 +60,26 @@ func (b *schemaBuilder) destinations() (object, error) {
 			keysAreNames("destinations", name),
 		},
 	}, nil
+}
+
+// named gives the schema of one item of an API list that values has as a map by name, and that of the name, which is its
+// key there.
+func (b *schemaBuilder) named(kind, description string) (one, name object, err error) {
+	spec, err := b.flattened(kind)
+	if err != nil {
+		return nil, nil, err
+	}
+	if one, err = apiSchema(spec); err != nil {
+		return nil, nil, err
+	}
+	properties := one["properties"].(object)
+	name = properties["name"].(object)
+	delete(properties, "name")
+	delete(one, "required")
+	one["additionalProperties"] = false
+	one["type"] = []any{"object", "null"} // null removes one that an earlier values file brought
+	one["description"] = description
+	return one, name, nil
 }
 
 // keysAreNames refuses a map whose keys are not names as the schema name says. It is not propertyNames itself: the

@@ -3,21 +3,11 @@ package main
 // notifications gives the schema of values' map of notifications: the API's list turned into a map by name, and files
 // turned into references to the Secrets and ConfigMaps that are mounted in their place.
 func (b *schemaBuilder) notifications() (object, error) {
-	spec, err := b.flattened("Notification")
-	if err != nil {
-		return nil, err
-	}
-	one, err := apiSchema(spec)
+	one, name, err := b.named("Notification", "One place that is told how runs end: a webhook or a ping.")
 	if err != nil {
 		return nil, err
 	}
 	properties := one["properties"].(object)
-	name := properties["name"].(object)
-	delete(properties, "name")
-	delete(one, "required")
-	one["additionalProperties"] = false
-	one["type"] = []any{"object", "null"} // null removes one that an earlier values file brought
-	one["description"] = "One place that is told how runs end: a webhook or a ping."
 	for kind, keys := range map[string]string{"webhook": "the key url and, for what is signed, signing-key", "ping": "the key url"} {
 		target := properties[kind].(object)
 		p := target["properties"].(object)
