@@ -12,10 +12,10 @@ import (
 	"strings"
 )
 
-// goPart is a module whose tools are the programs. They are static, so that they also run in an image from scratch.
+// goPart is a module whose tools are the programs, its own main package among them if it has one. They are static, so that they also run in an image from scratch.
 type goPart struct{}
 
-func (goPart) pins() []string { return []string{"go.mod", "go.sum", "?ldflags", "?tags"} }
+func (goPart) pins() []string { return []string{"go.mod", "go.sum", "?main.go", "?ldflags", "?tags"} }
 func (goPart) check() error   { return nil }
 func (goPart) bin() string    { return "" }
 

@@ -1,4 +1,5 @@
-// Package promtest starts the real programs that metrics are handed to: Prometheus, Pushgateway, kube-state-metrics.
+// Package promtest starts the real programs that metrics are handed to: Prometheus, Pushgateway, kube-state-metrics,
+// OpenTelemetry Collector.
 package promtest
 
 import (
@@ -99,6 +100,31 @@ func Prometheus(tb testing.TB, c Config, config map[string]any) *Program {
 		return []string{"--config.file=" + filepath.Join(dir, "prometheus.yaml"), "--storage.tsdb.path=" + filepath.Join(dir, "data"),
 			fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port)}
 	})
+}
+
+// Collector starts an OpenTelemetry Collector that takes OTLP over HTTP at the URL that it gives, and exposes the last
+// value of each series to Prometheus, at its own URL.
+func Collector(tb testing.TB) (collector *Program, otlp string) {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(tb, err)
+	receiver := l.Addr().String()
+	must(tb, l.Close())
+	file := filepath.Join(tb.TempDir(), "collector.yaml")
+	collector = Start(tb, "opentelemetry-collector", "opentelemetry-collector", "/metrics", Config{}, func(port int) []string {
+		data, err := yaml.Marshal(map[string]any{
+			"receivers": map[string]any{"otlp": map[string]any{"protocols": map[string]any{"http": map[string]any{"endpoint": receiver}}}},
+			"exporters": map[string]any{"prometheus": map[string]any{"endpoint": fmt.Sprintf("127.0.0.1:%d", port), "metric_expiration": "12h"}},
+			"service": map[string]any{
+				"telemetry": map[string]any{"metrics": map[string]any{"level": "none"}}, // its own would want a port
+				"pipelines": map[string]any{"metrics": map[string]any{"receivers": []string{"otlp"}, "exporters": []string{"prometheus"}}},
+			},
+		})
+		must(tb, err)
+		must(tb, os.WriteFile(file, data, 0o600))
+		return []string{"--config=file:" + file}
+	})
+	return collector, "http://" + receiver + "/v1/metrics"
 }
 
 // Get gives what the server answers with 200.
