@@ -176,6 +176,21 @@ func TestTextfile(t *testing.T) {
 	entries, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, entries, 1)
+	requireProbed(t, s)
+	entries, err = os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, entries, 1, "a probe leaves nothing")
+	require.Equal(t, got, text(t, dir))
+}
+
+// requireProbed finds all receivers of a source usable.
+func requireProbed(t *testing.T, s *Source) {
+	t.Helper()
+	receivers := Receivers(s.Policy.Spec.Metrics, "1.2.3")
+	require.NotEmpty(t, receivers)
+	for _, r := range receivers {
+		require.NoError(t, r.Probe(t.Context()), r.Field)
+	}
 }
 
 // Whoever reads at any moment sees a whole file.
@@ -346,6 +361,8 @@ func TestPushgateway(t *testing.T) {
 	endpoint := secured.endpoint
 	endpoint.URL = gateway.URL
 	s := full(v1.MetricsSpec{Cluster: "prod-eu", PerNode: true, Pushgateway: &endpoint})
+	requireProbed(t, s)
+	require.NotContains(t, gateway.Metrics(), "push_time_seconds", "a probe leaves nothing")
 	require.NoError(t, Report(t.Context(), s, Options{}))
 
 	prometheus := promtest.Prometheus(t, promtest.Config{}, map[string]any{
@@ -380,6 +397,26 @@ func TestPushgateway(t *testing.T) {
 
 func expected(t *metav1.Time) string { return strconv.FormatFloat(float64(t.Unix()), 'g', -1, 64) }
 
+// An OpenTelemetry Collector goes on exposing what it got last, under the same names.
+func TestCollector(t *testing.T) {
+	collector, url := promtest.Collector(t)
+	s := full(v1.MetricsSpec{Cluster: "prod-eu", PerNode: true, OTLP: &v1.MetricsEndpoint{URL: url}})
+	requireProbed(t, s)
+	require.NotContains(t, collector.Metrics(), "etcd_snapshot", "a probe leaves nothing")
+	require.NoError(t, Report(t.Context(), s, Options{Version: "1.2.3"}))
+
+	prometheus := promtest.Prometheus(t, promtest.Config{}, map[string]any{
+		"global": map[string]any{"scrape_interval": "1s"},
+		"scrape_configs": []any{map[string]any{
+			"job_name": "collector", "honor_labels": true,
+			"static_configs": []any{map[string]any{"targets": []string{strings.TrimPrefix(collector.URL, "http://")}}},
+		}},
+	})
+	requireAll(t, prometheus, s, "instance", "otel_scope_name", "otel_scope_version", "otel_scope_schema_url")
+	require.Contains(t, collector.Metrics(), "# HELP etcd_snapshot_revision etcd's revision when the last snapshot was taken.")
+	require.Len(t, prometheus.Query(`etcd_snapshot_revision{job="etcd-snapshot",cluster="prod-eu",node="n1"}`), 1)
+}
+
 // Prometheus' own OTLP receiver makes the same names of what it gets.
 func TestOTLP(t *testing.T) {
 	secured := secure(t)
@@ -389,6 +426,8 @@ func TestOTLP(t *testing.T) {
 	endpoint := secured.endpoint
 	endpoint.URL = prometheus.URL + "/api/v1/otlp/v1/metrics"
 	s := full(v1.MetricsSpec{Cluster: "prod-eu", OTLP: &endpoint})
+	requireProbed(t, s)
+	require.Empty(t, prometheus.Query(`{__name__=~".+"}`), "a probe leaves nothing")
 	require.NoError(t, Report(t.Context(), s, Options{Version: "1.2.3"}))
 	requireAll(t, prometheus, s)
 	require.Len(t, prometheus.Query(`etcd_snapshot_revision{job="etcd-snapshot"}`), 1)
@@ -470,6 +509,15 @@ func TestRefusals(t *testing.T) {
 			}
 			require.NotContains(t, err.Error(), "s3cr3t")
 			require.Less(t, time.Since(begin), 30*time.Second)
+
+			// What a run would fail at, the doctor finds.
+			ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("given up after 1s"))
+			defer cancel()
+			for _, r := range Receivers(&c.spec, "1.2.3") {
+				err := r.Probe(ctx)
+				require.ErrorContains(t, err, "spec.metrics."+r.Field+": ")
+				require.NotContains(t, err.Error(), "s3cr3t")
+			}
 		})
 	}
 	mu.Lock()

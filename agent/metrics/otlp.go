@@ -24,18 +24,21 @@ func (s *Source) export(ctx context.Context, e *v1.MetricsEndpoint, o Options) e
 		return err
 	}
 	all := resourceMetrics(families, time.Now(), o.Version)
-	return s.send(ctx, e, o, func(ctx context.Context, client *http.Client) error {
-		exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(e.URL), otlpmetrichttp.WithHTTPClient(client),
-			otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression), otlpmetrichttp.WithTimeout(o.Budget),
-			otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{})) // send tries again
-		if err != nil {
-			return fmt.Errorf("url: %w", err)
-		}
-		if err := exporter.Export(ctx, all); err != nil {
-			return err
-		}
-		return exporter.Shutdown(ctx)
-	})
+	return send(ctx, e, o, func(ctx context.Context, client *http.Client) error { return exportTo(ctx, e, client, all) })
+}
+
+// exportTo is one try, for which ctx has the time.
+func exportTo(ctx context.Context, e *v1.MetricsEndpoint, client *http.Client, all *metricdata.ResourceMetrics) error {
+	exporter, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(e.URL), otlpmetrichttp.WithHTTPClient(client),
+		otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression),
+		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{})) // send tries again
+	if err != nil {
+		return fmt.Errorf("url: %w", err)
+	}
+	if err := exporter.Export(ctx, all); err != nil {
+		return err
+	}
+	return exporter.Shutdown(ctx)
 }
 
 // resourceMetrics are Prometheus' gauges in OpenTelemetry's terms.

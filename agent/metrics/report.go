@@ -67,7 +67,7 @@ func Report(ctx context.Context, s *Source, o Options) error {
 
 // push replaces the metrics of this policy in a Pushgateway, where its labels are the grouping key.
 func (s *Source) push(ctx context.Context, e *v1.MetricsEndpoint, o Options) error {
-	return s.send(ctx, e, o, func(ctx context.Context, client *http.Client) error {
+	return send(ctx, e, o, func(ctx context.Context, client *http.Client) error {
 		p := push.New(e.URL, Job).Gatherer(s.registry(nil)).Client(client)
 		for name, value := range s.identity() {
 			p.Grouping(name, value)
@@ -80,16 +80,24 @@ func (s *Source) push(ctx context.Context, e *v1.MetricsEndpoint, o Options) err
 }
 
 // send tries until it is done, decided, or ctx ends.
-func (s *Source) send(ctx context.Context, e *v1.MetricsEndpoint, o Options, try func(ctx context.Context, client *http.Client) error) error {
+func send(ctx context.Context, e *v1.MetricsEndpoint, o Options, try func(ctx context.Context, client *http.Client) error) error {
+	policy := store.RetryPolicy{Max: o.Budget, GiveUp: o.Budget, OnRetry: func(err error, delay time.Duration) {
+		o.Log.Debug("metrics are handed over again", "url", e.URL, "in", delay, "error", err)
+	}}
 	t, err := newTransport(e, o.Version)
 	if err != nil {
 		return err
 	}
 	defer t.Close()
-	// Elsewhere than told nobody gets our credentials.
-	client := &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	policy := store.RetryPolicy{Max: o.Budget, GiveUp: o.Budget, OnRetry: func(err error, delay time.Duration) {
-		o.Log.Debug("metrics are handed over again", "url", e.URL, "in", delay, "error", err)
-	}}
-	return store.Retry(ctx, policy, func(ctx context.Context) error { return t.explain(try(ctx, client)) })
+	return store.Retry(ctx, policy, func(ctx context.Context) error { return t.explain(try(ctx, t.client())) })
+}
+
+// once tries once.
+func once(ctx context.Context, e *v1.MetricsEndpoint, version string, try func(ctx context.Context, client *http.Client) error) error {
+	t, err := newTransport(e, version)
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	return t.explain(try(ctx, t.client()))
 }

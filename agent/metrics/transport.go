@@ -46,6 +46,11 @@ func newTransport(e *v1.MetricsEndpoint, version string) (*transport, error) {
 	return t, nil
 }
 
+// client sends by it. Elsewhere than told nobody gets our credentials.
+func (t *transport) client() *http.Client {
+	return &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
 // file gives what a file of the Secret holds, "" where there is none.
 func (t *transport) file(name string) (string, error) {
 	data, err := os.ReadFile(filepath.Join(t.endpoint.CredentialsDir, name))
