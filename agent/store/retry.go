@@ -105,7 +105,7 @@ func (p RetryPolicy) delay(n int, err error) (d time.Duration, asked bool) {
 	for i := 1; i < n && limit < p.Max; i++ {
 		limit *= 2
 	}
-	d = rand.N(min(limit, p.Max) + 1)
+	d = rand.N(min(limit, p.Max) + 1) //nolint:gosec // it spreads retries and hides nothing
 	var ra interface{ RetryAfter() time.Duration }
 	if errors.As(err, &ra) && ra.RetryAfter() > d {
 		return ra.RetryAfter(), true

@@ -212,7 +212,7 @@ func full(dir *folder, size int64, err error) error {
 	var st unix.Statfs_t
 	if retryEINTR(func() error { return unix.Fstatfs(int(dir.f.Fd()), &st) }) == nil {
 		// The files are those that a file system with a fixed number of inodes has left.
-		free = fmt.Sprint(uint64(st.Bavail)*uint64(st.Bsize), " bytes, ", st.Ffree, " files")
+		free = fmt.Sprint(uint64(st.Bavail)*uint64(st.Bsize), " bytes, ", st.Ffree, " files") //nolint:gosec // a block has a size
 	}
 	return fmt.Errorf("folder %s is too full for %s (free now: %s): %w", dir.path, what, free, err)
 }

@@ -89,7 +89,7 @@ func locksAreGlobal(f *os.File) bool {
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		return false
 	}
-	switch uint32(st.Type) {
+	switch uint32(st.Type) { //nolint:gosec // a magic number has 32 bits, whatever the type of the field
 	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC, unix.TMPFS_MAGIC,
 		unix.OVERLAYFS_SUPER_MAGIC, unix.MSDOS_SUPER_MAGIC, unix.EXFAT_SUPER_MAGIC, 0x2fc12fc1 /* ZFS, which has no name there */ :
 		return true
