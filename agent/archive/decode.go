@@ -47,6 +47,11 @@ func NewDecoder(r io.Reader, ids ...age.Identity) (*Decoder, error) {
 	return newDecoder(r, true, ids)
 }
 
+// NewExtrasDecoder is NewDecoder for a snapshot's extras: what comes out is a tar file.
+func NewExtrasDecoder(r io.Reader, ids ...age.Identity) (*Decoder, error) {
+	return newDecoder(r, false, ids)
+}
+
 // newDecoder leaves out the look at the decoded bytes where database is false.
 func newDecoder(r io.Reader, database bool, ids []age.Identity) (*Decoder, error) {
 	d := &Decoder{Compression: v1.CompressionNone, close: func() {}}

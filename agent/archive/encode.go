@@ -53,7 +53,7 @@ func IsEncrypted(key string) bool { return strings.HasSuffix(key, encryptedSuffi
 func NewEncoder(w io.Writer, o Options) (io.WriteCloser, error) {
 	e := &encoder{top: w}
 	if len(o.Recipients) > 0 {
-		if err := checkMix(o.Recipients); err != nil {
+		if err := checkMix("recipients", o.Recipients); err != nil {
 			return nil, err
 		}
 		rs := make([]age.Recipient, len(o.Recipients))

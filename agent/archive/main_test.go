@@ -120,7 +120,7 @@ func recipients(t testing.TB, names ...string) []Recipient {
 	for _, n := range names {
 		list = append(list, keyPairs()[n].recipient)
 	}
-	rs, err := ParseRecipients(list)
+	rs, err := ParseRecipients(RecipientsField, list)
 	require.NoError(t, err)
 	return rs
 }

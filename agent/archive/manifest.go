@@ -117,7 +117,10 @@ func checkManifest(m *v1.Manifest) error {
 	if err := checkEtcd(m.Etcd); err != nil {
 		return err
 	}
-	return checkObject(m)
+	if err := checkObject(m); err != nil {
+		return err
+	}
+	return checkExtras(m)
 }
 
 // IsClusterName tells whether a folder may be a cluster's: spec.clusterName of a policy has the same rule.
@@ -147,27 +150,16 @@ func checkObject(m *v1.Manifest) error {
 		size   int64
 		sha256 string
 	}{{"database", m.Database.Size, m.Database.SHA256}, {"object", m.Object.Size, m.Object.SHA256}} {
-		if f.size <= 0 {
-			return fmt.Errorf("%s.size: must be positive, not %d", f.field, f.size)
-		}
-		if !sha256Hex.MatchString(f.sha256) {
-			return fmt.Errorf("%s.sha256: must be 64 digits in hexadecimal, not %.80q", f.field, f.sha256)
+		if err := checkSum(f.field, f.size, f.sha256); err != nil {
+			return err
 		}
 	}
 	if !slices.Contains([]string{v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone}, m.Compression) {
 		return fmt.Errorf("compression: must be %s, %s or %s, not %.80q", v1.CompressionZstd, v1.CompressionGzip, v1.CompressionNone, m.Compression)
 	}
-	if e := m.Encryption; e != nil {
-		if e.Kind != encryptionAge {
-			return fmt.Errorf("encryption.kind: must be %s, not %.80q", encryptionAge, e.Kind)
-		}
-		if len(e.Recipients) == 0 {
-			return errors.New("encryption.recipients: is empty")
-		}
-		for i, r := range e.Recipients {
-			if !fingerprintRaw.MatchString(r) {
-				return fmt.Errorf("encryption.recipients[%d]: must be a fingerprint (SHA256: and 43 characters of base64)", i)
-			}
+	if m.Encryption != nil {
+		if err := checkEncryption("encryption", *m.Encryption); err != nil {
+			return err
 		}
 	}
 	if key := m.Name + Suffix(m.Compression, m.Encryption != nil); m.Object.Key != key {
@@ -179,6 +171,52 @@ func checkObject(m *v1.Manifest) error {
 		}
 		if m.Object.SHA256 != m.Database.SHA256 {
 			return errors.New("object.sha256: differs from database.sha256, but the object is the plain database")
+		}
+	}
+	return nil
+}
+
+// checkExtras checks what goes with the snapshot. The paths are only names here: who extracts them looks at the archive.
+func checkExtras(m *v1.Manifest) error {
+	x := m.Extras
+	if x == nil {
+		return nil
+	}
+	if err := checkSum("extras.object", x.Object.Size, x.Object.SHA256); err != nil {
+		return err
+	}
+	if key := ExtrasKey(m.Name); x.Object.Key != key {
+		return fmt.Errorf("extras.object.key: is %.120q, but the name says %s", x.Object.Key, key)
+	}
+	if err := checkEncryption("extras.encryption", x.Encryption); err != nil {
+		return err
+	}
+	if len(x.Files) == 0 {
+		return errors.New("extras.files: is empty")
+	}
+	return nil
+}
+
+func checkSum(field string, size int64, sha256 string) error {
+	if size <= 0 {
+		return fmt.Errorf("%s.size: must be positive, not %d", field, size)
+	}
+	if !sha256Hex.MatchString(sha256) {
+		return fmt.Errorf("%s.sha256: must be 64 digits in hexadecimal, not %.80q", field, sha256)
+	}
+	return nil
+}
+
+func checkEncryption(field string, e v1.EncryptionFacts) error {
+	if e.Kind != encryptionAge {
+		return fmt.Errorf("%s.kind: must be %s, not %.80q", field, encryptionAge, e.Kind)
+	}
+	if len(e.Recipients) == 0 {
+		return fmt.Errorf("%s.recipients: is empty", field)
+	}
+	for i, r := range e.Recipients {
+		if !fingerprintRaw.MatchString(r) {
+			return fmt.Errorf("%s.recipients[%d]: must be a fingerprint (SHA256: and 43 characters of base64)", field, i)
 		}
 	}
 	return nil

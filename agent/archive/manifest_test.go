@@ -36,6 +36,16 @@ func aManifest() *v1.Manifest {
 	}
 }
 
+func extrasManifest() *v1.Manifest {
+	m := aManifest()
+	m.Extras = &v1.ExtrasFacts{
+		Object:     v1.ObjectFacts{Key: "etcd-20260102t030405z-k3x7q.extras.tar.zst.age", Size: 4096, SHA256: strings.Repeat("0d", 32)},
+		Encryption: v1.EncryptionFacts{Kind: "age", Recipients: []string{"SHA256:" + strings.Repeat("B", 43)}},
+		Files:      []string{"/etc/kubernetes/pki/ca.crt", "/etc/kubernetes/pki/ca.key"},
+	}
+	return m
+}
+
 func plainManifest() *v1.Manifest {
 	m := aManifest()
 	m.Encryption, m.Compression = nil, v1.CompressionNone
@@ -57,11 +67,13 @@ func TestManifestRoundTrip(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, aManifest(), got)
 
-	b, err := EncodeManifest(plainManifest())
-	require.NoError(t, err)
-	got, err = DecodeManifest(b)
-	require.NoError(t, err)
-	require.Equal(t, plainManifest(), got)
+	for _, m := range []*v1.Manifest{plainManifest(), extrasManifest()} {
+		b, err := EncodeManifest(m)
+		require.NoError(t, err)
+		got, err = DecodeManifest(b)
+		require.NoError(t, err)
+		require.Equal(t, m, got)
+	}
 }
 
 // Every contradiction is refused in both directions, and the field is named.
@@ -98,6 +110,12 @@ func TestManifestThatContradictsItself(t *testing.T) {
 		{"object.key", func(m *v1.Manifest) { m.Compression = v1.CompressionGzip }},
 		{"object.key", func(m *v1.Manifest) { m.Object.Key = "etcd-20260102t030405z-aaaaa.db.zst.age" }},
 		{"object.size", func(m *v1.Manifest) { *m = *plainManifest(); m.Object.Size-- }},
+		{"extras.object.key", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Object.Key = m.Object.Key }},
+		{"extras.object.size", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Object.Size = 0 }},
+		{"extras.object.sha256", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Object.SHA256 = "" }},
+		{"extras.encryption.kind", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Encryption.Kind = "" }},
+		{"extras.encryption.recipients", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Encryption.Recipients = nil }},
+		{"extras.files", func(m *v1.Manifest) { *m = *extrasManifest(); m.Extras.Files = nil }},
 		{"object.sha256", func(m *v1.Manifest) { *m = *plainManifest(); m.Object.SHA256 = strings.Repeat("00", 32) }},
 	} {
 		m := aManifest()
@@ -166,7 +184,7 @@ func TestManifestOfAnotherForm(t *testing.T) {
 }
 
 func FuzzDecodeManifest(f *testing.F) {
-	for _, m := range []*v1.Manifest{aManifest(), plainManifest()} {
+	for _, m := range []*v1.Manifest{aManifest(), plainManifest(), extrasManifest()} {
 		b, err := EncodeManifest(m)
 		require.NoError(f, err)
 		f.Add(b)

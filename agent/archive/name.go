@@ -88,12 +88,15 @@ const (
 	KindProof
 	// KindSignature is the signature of its manifest.
 	KindSignature
+	// KindExtras is the archive of the node's files that goes with it.
+	KindExtras
 )
 
 // What follows a snapshot's name in the names of its other objects. ssh-keygen -Y sign names signatures so.
 const (
 	manifestSuffix  = ".json"
 	signatureSuffix = manifestSuffix + ".sig"
+	extrasSuffix    = ".extras.tar.zst.age"
 )
 
 // ManifestKey is the file name of the manifest of the snapshot called name.
@@ -101,6 +104,10 @@ func ManifestKey(name string) string { return name + manifestSuffix }
 
 // SignatureKey is the file name of the signature of that manifest.
 func SignatureKey(name string) string { return name + signatureSuffix }
+
+// ExtrasKey is the file name of the extras of the snapshot called name: a tar file, compressed with zstd, encrypted with
+// age.
+func ExtrasKey(name string) string { return name + extrasSuffix }
 
 // ParseKey tells which snapshot a file, given without its folder, belongs to and what it is; ok is false for files
 // that are not ours.
@@ -114,6 +121,8 @@ func ParseKey(file string) (name string, kind Kind, ok bool) {
 		return name, KindManifest, true
 	case signatureSuffix:
 		return name, KindSignature, true
+	case extrasSuffix:
+		return name, KindExtras, true
 	default:
 		if _, _, ok := ParseProof(file); ok {
 			return name, KindProof, true

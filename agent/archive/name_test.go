@@ -81,6 +81,10 @@ func TestNamesRoundTrip(t *testing.T) {
 				require.Equal(t, Proof{level, passed}, p)
 			}
 		}
+		got, kind, ok = ParseKey(ExtrasKey(name))
+		require.True(t, ok)
+		require.Equal(t, name, got)
+		require.Equal(t, KindExtras, kind)
 		for _, a := range algorithms {
 			for _, encrypted := range []bool{false, true} {
 				got, kind, ok := ParseKey(name + Suffix(a, encrypted))
@@ -123,6 +127,7 @@ func TestNotKeys(t *testing.T) {
 		"", name, "cluster.json", name + ".", name + ".json.age", name + ".sig", name + ".json.sig.age", name + ".db.json.sig", name + ".db.json", name + ".DB", name + ".db.age.zst", name + ".db.zst.gz",
 		name + ".db.", name + ".db.bz2", name + ".db.tmp", name + ".db.zst.age.part", "." + name + ".db", "prod/" + name + ".db", name + ".spool",
 		name + ".verified-.json", name + ".verified-full.json", name + ".verified-restore", name + ".corrupt.json", name + ".corrupt-restore.json.json",
+		name + ".extras", name + ".extras.tar", name + ".extras.tar.zst", name + ".extras.tar.gz.age", name + ".tar.zst.age",
 		name + ".db.zst ", "etcd.db", "etcd-20260102t030405z-aaaa1.db",
 	} {
 		_, _, ok := ParseKey(s)
@@ -153,7 +158,7 @@ func FuzzParseName(f *testing.F) {
 }
 
 func FuzzParseKey(f *testing.F) {
-	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.sig", ".json.age", ".db.zst.age.tmp", ".verified-restore.json", ".corrupt-checksum.json", ""} {
+	for _, s := range []string{".db", ".db.zst", ".db.gz.age", ".json", ".json.sig", ".json.age", ".db.zst.age.tmp", ".verified-restore.json", ".corrupt-checksum.json", ".extras.tar.zst.age", ""} {
 		f.Add("etcd-20260102t030405z-aaaaa" + s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -163,7 +168,7 @@ func FuzzParseKey(f *testing.F) {
 		}
 		_, good := ParseName(name)
 		require.True(t, good)
-		all := []string{ManifestKey(name), SignatureKey(name)}
+		all := []string{ManifestKey(name), SignatureKey(name), ExtrasKey(name)}
 		if kind == KindProof {
 			_, p, _ := ParseProof(s)
 			all = []string{ProofKey(name, p)}

@@ -15,8 +15,11 @@ import (
 	v1 "etcdsnapshot.dev/agent/api/v1"
 )
 
-// recipientsField is where recipients stand in a policy.
-const recipientsField = "spec.encryption.age.recipients"
+// Where recipients stand in a policy: those of the snapshot, and those of its extras.
+const (
+	RecipientsField       = "spec.encryption.age.recipients"
+	extrasRecipientsField = "spec.extras.encryption.age.recipients"
+)
 
 // FieldError is a value of the policy that cannot work.
 type FieldError struct {
@@ -42,33 +45,52 @@ func (r Recipient) Fingerprint() string { return r.fingerprint }
 
 // ParseRecipients reads public keys: age1... (X25519), age1pq1... (post-quantum hybrid), ssh-ed25519 and ssh-rsa as
 // they stand in an authorized_keys file. Post-quantum keys do not go together with others: each of the others would
-// open the snapshot to who can break it. Every error is a *FieldError that names the entry.
-func ParseRecipients(list []string) ([]Recipient, error) {
+// open the snapshot to who can break it. Every error is a *FieldError that names the entry of field, the path of the list.
+func ParseRecipients(field string, list []string) ([]Recipient, error) {
 	rs := make([]Recipient, 0, len(list))
 	first := map[string]int{}
 	for i, s := range list {
-		field := fmt.Sprintf("%s[%d]", recipientsField, i)
+		entry := fmt.Sprintf("%s[%d]", field, i)
 		r, err := parseRecipient(s)
 		if err != nil {
-			return nil, &FieldError{field, err}
+			return nil, &FieldError{entry, err}
 		}
 		if j, ok := first[r.fingerprint]; ok {
-			return nil, &FieldError{field, fmt.Errorf("is the same key as recipients[%d]", j)}
+			return nil, &FieldError{entry, fmt.Errorf("is the same key as recipients[%d]", j)}
 		}
 		first[r.fingerprint] = i
 		rs = append(rs, r)
 	}
-	if err := checkMix(rs); err != nil {
+	if err := checkMix(field, rs); err != nil {
 		return nil, err
 	}
 	return rs, nil
 }
 
+// PolicyRecipients parses who can open a policy's snapshots, and who can open its extras. Errors are ParseRecipients'.
+func PolicyRecipients(spec *v1.EtcdSnapshotPolicySpec) (snapshots, extras []Recipient, err error) {
+	if spec.Encryption != nil {
+		if snapshots, err = ParseRecipients(RecipientsField, spec.Encryption.Age.Recipients); err != nil {
+			return nil, nil, err
+		}
+	}
+	switch {
+	case spec.Extras == nil:
+	case spec.Extras.Encryption == nil:
+		extras = snapshots
+	default:
+		if extras, err = ParseRecipients(extrasRecipientsField, spec.Extras.Encryption.Age.Recipients); err != nil {
+			return nil, nil, err
+		}
+	}
+	return snapshots, extras, nil
+}
+
 // checkMix refuses what age would refuse with words about labels.
-func checkMix(rs []Recipient) error {
+func checkMix(field string, rs []Recipient) error {
 	for i, r := range rs {
 		if r.postQuantum != rs[0].postQuantum {
-			return &FieldError{fmt.Sprintf("%s[%d]", recipientsField, i), errors.New(
+			return &FieldError{fmt.Sprintf("%s[%d]", field, i), errors.New(
 				"post-quantum recipients (age1pq1...) and others cannot be used together: the others would undo their protection; keep one kind")}
 		}
 	}

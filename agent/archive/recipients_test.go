@@ -61,7 +61,7 @@ func TestRecipientErrorsNameTheEntry(t *testing.T) {
 		{[]string{x, pq}, "[1]", "cannot be used together"},
 		{[]string{pq, pairs["pq-other"].recipient, ed}, "[2]", "cannot be used together"},
 	} {
-		rs, err := ParseRecipients(c.list)
+		rs, err := ParseRecipients(RecipientsField, c.list)
 		require.Nil(t, rs)
 		require.ErrorContains(t, err, "spec.encryption.age.recipients"+c.index+": ")
 		require.ErrorContains(t, err, c.text)
@@ -70,9 +70,9 @@ func TestRecipientErrorsNameTheEntry(t *testing.T) {
 		require.Less(t, len(err.Error()), 300)
 		var field *FieldError
 		require.ErrorAs(t, err, &field)
-		require.Equal(t, recipientsField+c.index, field.Field)
+		require.Equal(t, RecipientsField+c.index, field.Field)
 	}
-	rs, err := ParseRecipients(nil)
+	rs, err := ParseRecipients(RecipientsField, nil)
 	require.NoError(t, err)
 	require.Empty(t, rs)
 	require.Nil(t, Facts(rs))

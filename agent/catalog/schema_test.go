@@ -166,6 +166,7 @@ spec:
   compression: {algorithm: zstd, level: fastest}
   encryption: {age: {recipients: [` + apitest.Recipient + `]}}
   verification: {afterStore: full}
+  extras: {paths: [/etc/kubernetes/pki], destinations: [a], encryption: {age: {recipients: [` + apitest.Recipient + `]}}}
   signing: {ssh: {keyFile: /k, trustedKeys: ["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHW3vtUrv8sTgHeTi7bkPNLA7SwzaPZb8u6bvpGhCOlG prod-eu"]}}
   metrics:
     cluster: prod-eu

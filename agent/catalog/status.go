@@ -51,7 +51,7 @@ func policyStatus(r *Report, v *view, old *v1.EtcdSnapshotPolicyStatus, generati
 	}
 	if listed {
 		status.Snapshots = new(int32)
-		*status.Snapshots = int32(len(v.order))
+		*status.Snapshots = int32(len(v.order)) //nolint:gosec // as many snapshots have no room anywhere
 	}
 	newest := v.newest()
 	if newest.name != "" {
@@ -144,12 +144,12 @@ func destinationStatus(r *Report, d *Destination, status v1.PolicyDestinationSta
 		status.Backend, status.Required, status.Retention = spec.Backend(), &required, &retention
 	}
 	if d.KeptBecause != nil && d.PruneErr == nil {
-		pruned := int32(len(d.Pruned))
+		pruned := int32(len(d.Pruned)) //nolint:gosec // as many snapshots have no room anywhere
 		status.LastPruneTime, status.LastPruned = seconds(r.now()), &pruned
 	}
 	if d.Listed {
 		left := d.left()
-		status.Snapshots, status.Bytes = int32(len(left)), 0
+		status.Snapshots, status.Bytes = int32(len(left)), 0 //nolint:gosec // as many snapshots have no room anywhere
 		for _, e := range left {
 			status.Bytes += e.Size
 		}

@@ -24,6 +24,7 @@ type apiServer struct {
 	*kubetest.Server
 	t          *testing.T
 	kubeconfig string
+	noted      bool
 	site       *site
 }
 
@@ -41,12 +42,25 @@ func newAPIServer(t *testing.T) *apiServer {
 	a.site.etcd()["caFile"], a.site.etcd()["certFile"], a.site.etcd()["keyFile"] = certs.CAFile, certs.ClientCertFile, certs.ClientKeyFile
 	delete(a.site.spec(), "clusterName") // the UID of kube-system then
 	a.apply()
+	t.Cleanup(func() {
+		if !a.noted {
+			a.note()
+		}
+	})
 	return a
+}
+
+// note notes for search what is in the API server. It is called in the end, and by a test that leaves no API server then.
+func (a *apiServer) note() {
+	a.t.Helper()
+	search.Said(a.t.Name()+", the API server's objects", a.kubectl("get", "esp,esnap,events", "-A", "-o", "json", "--show-managed-fields"))
+	a.noted = true
 }
 
 // apply writes the policy to the API server as it is now.
 func (a *apiServer) apply() {
 	a.t.Helper()
+	search.KeepIn("policy", a.site.policy)
 	data, err := json.Marshal(a.site.policy)
 	require.NoError(a.t, err)
 	require.NoError(a.t, a.Apply(a.t.Context(), "kube-system", data))

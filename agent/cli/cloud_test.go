@@ -16,8 +16,8 @@ import (
 	"etcdsnapshot.dev/ci/etcdtest"
 )
 
-// secrets writes a folder as a mounted Secret looks like.
-func secrets(t *testing.T, values map[string]string) string {
+// mounted writes a folder as a mounted Secret looks like.
+func mounted(t *testing.T, values map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, v := range values {
@@ -46,15 +46,16 @@ func TestThreeClouds(t *testing.T) {
 	s := newSite(t, c.Endpoints(), "node")
 	s.add(map[string]any{"name": "gcs", "gcs": map[string]any{"bucket": gcsBucket, "prefix": "/a//b/", "endpoint": gcs.Endpoint, "auth": map[string]any{"method": "anonymous"}}})
 	s.add(map[string]any{"name": "azure", "azure": map[string]any{"container": container, "serviceURL": azure.ServiceURL, "account": azure.Account,
-		"auth": map[string]any{"method": "sharedKey", "credentialsDir": secrets(t, map[string]string{v1.AzureFileAccountKey: azure.Key})}}})
+		"auth": map[string]any{"method": "sharedKey", "credentialsDir": mounted(t, map[string]string{v1.AzureFileAccountKey: azure.Key})}}})
 	s.add(map[string]any{"name": "s3", "s3": map[string]any{"bucket": s3Bucket, "prefix": "etcd", "endpoint": proxy.URL, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": secrets(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
+		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
 	s.spec()["verification"] = map[string]any{"afterStore": "full"}
 
 	for range 2 {
 		o := s.snapshot(t)
 		require.Zero(t, o.code, o.stderr)
 		requireContains(t, o.stdout, "gs://"+gcsBucket+"/a/b/prod/etcd-", "s3://"+s3Bucket+"/etcd/prod/etcd-", azure.ServiceURL+"/"+container+"/prod/etcd-", "file://")
+		nextSecond(t)
 	}
 	local := s.listed(t, "node")
 	require.Len(t, local, 2)

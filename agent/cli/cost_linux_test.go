@@ -23,6 +23,8 @@ func peakMemory(t *testing.T, cmd *exec.Cmd) (mib float64) {
 	t.Helper()
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
+	search.KeepOf(cmd.Args)
+	defer func() { search.Said(t.Name()+", stderr", stderr.String()) }()
 	require.NoError(t, cmd.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
@@ -99,9 +101,9 @@ func TestRequests(t *testing.T) {
 	s := newSite(t, c.Endpoints())
 	s.add(map[string]any{"name": "gcs", "gcs": map[string]any{"bucket": gcsBucket, "endpoint": gcsURL, "auth": map[string]any{"method": "anonymous"}}})
 	s.add(map[string]any{"name": "azure", "azure": map[string]any{"container": container, "serviceURL": azureURL, "account": azure.Account,
-		"auth": map[string]any{"method": "sharedKey", "credentialsDir": secrets(t, map[string]string{v1.AzureFileAccountKey: azure.Key})}}})
+		"auth": map[string]any{"method": "sharedKey", "credentialsDir": mounted(t, map[string]string{v1.AzureFileAccountKey: azure.Key})}}})
 	s.add(map[string]any{"name": "s3", "s3": map[string]any{"bucket": s3Bucket, "endpoint": s3URL, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": secrets(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
+		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
 	for i := range len(s.spec()["destinations"].([]any)) {
 		s.destination(i)["retention"] = map[string]any{"last": 10}
 	}

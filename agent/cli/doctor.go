@@ -85,7 +85,7 @@ func (f *doctorFlags) run(ctx context.Context, e *env) error {
 	if err := checkOutput(f.output, "table", "json"); err != nil {
 		return err
 	}
-	q := doctor.Request{Namespace: f.namespace, Name: f.name, Node: nodeName(f.node), SpoolDir: f.spoolDir, Identities: f.identities, Timeout: f.timeout, DialTimeout: f.dial, Log: e.log}
+	q := doctor.Request{Namespace: f.namespace, Name: f.name, Node: nodeName(f.node), SpoolDir: f.spoolDir, Identities: f.identities, Timeout: f.timeout, DialTimeout: f.dial, Log: e.log, Version: version}
 	if f.spoolLimit != "" {
 		limit, err := resource.ParseQuantity(f.spoolLimit)
 		if err != nil {
@@ -225,6 +225,7 @@ func suspects(err error) (areas []doctor.Area, destinations []string) {
 	var (
 		partial     *snapshot.PartialError
 		unstored    *snapshot.UnstoredError
+		extras      *snapshot.ExtrasError
 		foreign     *destination.ForeignError
 		config      *etcd.ConfigError
 		unavailable *etcd.UnavailableError
@@ -243,6 +244,8 @@ func suspects(err error) (areas []doctor.Area, destinations []string) {
 		return []doctor.Area{doctor.Destinations}, names(partial.Failed)
 	case errors.As(err, &unstored):
 		return []doctor.Area{doctor.Destinations}, names(unstored.Failed)
+	case errors.As(err, &extras):
+		return []doctor.Area{doctor.Files}, nil
 	case errors.As(err, &config), errors.As(err, &unavailable):
 		return []doctor.Area{doctor.Files, doctor.Etcd}, nil
 	case errors.As(err, &stalled), errors.Is(err, etcd.ErrStreamCut):

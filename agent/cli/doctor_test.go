@@ -5,9 +5,11 @@ import (
 	"crypto/x509/pkix"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -273,7 +275,7 @@ func TestDoctorDestinations(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.Options{})
 	s := newSite(t, c.Endpoints(), "node")
 	s.add(map[string]any{"name": "s3", "retention": map[string]any{"last": 1}, "s3": map[string]any{"bucket": bucket, "endpoint": proxy.URL, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": secrets(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
+		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
 	d := s.doctor(t)
 	require.Zero(t, d.code, d.stderr)
 	d.has(t, doctor.OK, "destination", "s3", "list, put, read, check and delete work")
@@ -401,6 +403,7 @@ func TestDoctorInCluster(t *testing.T) {
 	a.site.spec()["clusterName"] = "prod"
 	a.site.policy["metadata"] = map[string]any{"name": "etcd", "namespace": "kube-system"}
 	require.NoError(t, os.Rename(a.site.file(t), manifest))
+	a.note()
 	a.kubectl("delete", "crd", "etcdsnapshotpolicies.etcdsnapshot.dev")
 	d = diagnosed(t, a.agent("doctor", append(args, "--policy-manifest", manifest)...))
 	d.has(t, doctor.Fail, "crds", "not installed", "crds.enabled")
@@ -451,4 +454,38 @@ func TestSnapshotIndex(t *testing.T) {
 	o := s.snapshot(t, "--index", "2")
 	require.Equal(t, 2, o.code)
 	require.Contains(t, o.stderr, "none is a folder on a node")
+}
+
+// TestDoctorMetrics: where metrics go is looked at, nothing is left there, and trouble with it is a warning.
+func TestDoctorMetrics(t *testing.T) {
+	s, _ := secured(t, etcdtest.Options{})
+	folder := t.TempDir()
+	var pushed atomic.Int32
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet || r.URL.Path != "/base/-/ready" {
+			pushed.Add(1)
+		}
+	}))
+	defer gateway.Close()
+	s.spec()["metrics"] = map[string]any{
+		"textfile":    map[string]any{"directory": folder},
+		"pushgateway": map[string]any{"url": gateway.URL + "/base/"},
+		"otlp":        map[string]any{"url": gateway.URL + "/v1/metrics", "caBundleFile": "/nowhere/ca.crt"},
+	}
+	d := s.doctor(t)
+	require.Zero(t, d.code, d.stderr)
+	d.has(t, doctor.OK, "metrics", "textfile", folder, "can be written")
+	d.has(t, doctor.OK, "metrics", "pushgateway", gateway.URL, "is ready")
+	d.has(t, doctor.Warn, "metrics", "otlp", "spec.metrics.otlp: ", "caBundleFile: open /nowhere/ca.crt")
+	entries, err := os.ReadDir(folder)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.Zero(t, pushed.Load())
+
+	require.NoError(t, os.Remove(folder))
+	gateway.Close()
+	d = s.doctor(t)
+	require.Zero(t, d.code, d.stderr)
+	d.has(t, doctor.Warn, "metrics", "textfile", "spec.metrics.textfile: ", "no such file or directory", "--collector.textfile.directory")
+	d.has(t, doctor.Warn, "metrics", "pushgateway", "spec.metrics.pushgateway: ", "connection refused")
 }

@@ -40,7 +40,7 @@ func ExitCodes() []ExitCode {
 	return []ExitCode{
 		{exitOK, "Done."},
 		{exitFailed, "Failed, and worth retrying: the network, a store, a member of etcd, the disk."},
-		{exitConfig, "Bad configuration or usage: the same will fail again until somebody changes it."},
+		{exitConfig, "Bad configuration or usage: the same will fail again until somebody changes it. Of `snapshot` with extras: stored safely, but without them, because a path of theirs is wrong."},
 		{exitPartial, "Partial. `snapshot`: stored safely, but not in every required destination. `list --all-clusters`: some clusters are stale. `status` alone has the codes of Nagios' plugins: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."},
 		{exitCorrupt, "A stored snapshot is corrupt."},
 		{exitInterrupted, "Interrupted by a signal; nothing half-written is left visible."},
@@ -79,6 +79,7 @@ func exitCode(ctx context.Context, err error) int {
 	var (
 		interrupted Interrupted
 		partial     *snapshot.PartialError
+		extras      *snapshot.ExtrasError
 		unstored    *snapshot.UnstoredError
 		judged      interface{ exitCode() int } // an error that knows its code
 	)
@@ -89,6 +90,8 @@ func exitCode(ctx context.Context, err error) int {
 		return exitInterrupted
 	case errors.As(err, &partial):
 		return exitPartial
+	case errors.As(err, &extras):
+		return exitConfig
 	case errors.As(err, &judged):
 		return judged.exitCode()
 	case errors.As(err, &unstored):

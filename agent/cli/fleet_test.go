@@ -132,7 +132,7 @@ func TestVerifyWithoutTheRightToWrite(t *testing.T) {
 
 func s3Destination(t *testing.T, s3 *emulator.S3, endpoint, bucket string) map[string]any {
 	return map[string]any{"name": "s3", "s3": map[string]any{"bucket": bucket, "endpoint": endpoint, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": secrets(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}}
+		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}}
 }
 
 // TestFleetOutput: the order, the forms, and what a user did wrong.

@@ -9,18 +9,24 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"etcdsnapshot.dev/agent/cli"
 	"etcdsnapshot.dev/ci/etcdtest"
+	"etcdsnapshot.dev/ci/secrets"
 )
 
 // asAgent makes this test binary the agent, for tests that kill it.
 const asAgent = "ETCD_SNAPSHOT_TEST_AS_AGENT"
+
+// recordIn is the folder into which such an agent copies what it says.
+const recordIn = "ETCD_SNAPSHOT_TEST_RECORD_IN"
 
 func TestMain(m *testing.M) {
 	// The level restore starts this program again, which here is the test binary.
@@ -29,11 +35,31 @@ func TestMain(m *testing.M) {
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, syscall.SIGTERM)
 		go func() { cancel(cli.Interrupted{Signal: <-signals}) }()
-		os.Exit(cli.Run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+		stdout, stderr, err := secrets.Recorder(os.Getenv(recordIn), "agent", os.Args[1:], os.Stdout, os.Stderr)
+		if err != nil {
+			panic(err)
+		}
+		os.Exit(cli.Run(ctx, os.Args[1:], os.Stdin, stdout, stderr))
 	}
 	cli.Run(context.Background(), []string{"version"}, strings.NewReader(""), io.Discard, io.Discard) // sets the libraries' loggers, before they log
-	os.Exit(m.Run())
+	records, err := os.MkdirTemp("", "said")
+	if err == nil {
+		err = os.Setenv(recordIn, records)
+	}
+	if err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	if err := search.Folder("a process", records, func(string) bool { return true }); err != nil {
+		panic(err)
+	}
+	os.RemoveAll(records)
+	os.Exit(search.Report(os.Stderr, code))
 }
+
+// search looks, when all tests have run, for the secrets that the agent was given in all that it said. What runs the agent
+// here and in apiserver_test.go tells it of both, so that a test need not.
+var search secrets.Search
 
 // outcome is what a user sees of a run.
 type outcome struct {
@@ -44,10 +70,37 @@ type outcome struct {
 // agent runs a verb in this process.
 func agent(t *testing.T, args ...string) outcome {
 	t.Helper()
+	o := quietly(t, args...)
+	t.Logf("etcd-snapshot-agent %s → %d\n%s%s", strings.Join(args, " "), o.code, o.stdout, o.stderr)
+	return o
+}
+
+// quietly is agent without its output in the test's log.
+func quietly(t *testing.T, args ...string) outcome {
+	t.Helper()
+	search.KeepOf(args)
+	args, last := withTerminationLog(t, args)
 	var stdout, stderr bytes.Buffer
 	code := cli.Run(context.Background(), args, strings.NewReader(""), &stdout, &stderr)
-	t.Logf("etcd-snapshot-agent %s → %d\n%s%s", strings.Join(args, " "), code, &stdout, &stderr)
+	place := t.Name() + ": etcd-snapshot-agent " + strings.Join(args, " ")
+	search.Said(place+", stdout", stdout.String())
+	search.Said(place+", stderr", stderr.String())
+	if word, err := os.ReadFile(last); err == nil {
+		search.Said(place+", termination message", string(word))
+	}
 	return outcome{code, stdout.String(), stderr.String()}
+}
+
+// withTerminationLog gives a run a file for its last word, if it has none.
+func withTerminationLog(t *testing.T, args []string) (with []string, file string) {
+	t.Helper()
+	const flag = "--termination-log"
+	if i := slices.Index(args, flag); i >= 0 {
+		return args, args[i+1]
+	}
+	file = filepath.Join(t.TempDir(), "termination-log")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	return append([]string{flag + "=" + file}, args...), file
 }
 
 // process runs a verb in a process of its own.
@@ -55,6 +108,13 @@ func process(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	exe, err := os.Executable()
 	require.NoError(t, err)
+	search.KeepOf(args)
+	args, last := withTerminationLog(t, args)
+	t.Cleanup(func() {
+		if word, err := os.ReadFile(last); err == nil {
+			search.Said(t.Name()+", termination message", string(word))
+		}
+	})
 	cmd := exec.Command(exe, args...)
 	cmd.Env = append(os.Environ(), asAgent+"=1")
 	cmd.SysProcAttr = dieWithParent()
@@ -82,6 +142,12 @@ type site struct {
 func newSite(t *testing.T, endpoints []string, destinations ...string) *site {
 	t.Helper()
 	s := &site{dir: t.TempDir(), stores: map[string]string{}}
+	// Of what is stored, all but the snapshots is open to who reads the store.
+	t.Cleanup(func() {
+		for name, dir := range s.stores {
+			require.NoError(t, search.Folder(t.Name()+", store "+name, dir, func(file string) bool { return !strings.Contains(file, ".db") }))
+		}
+	})
 	s.spool = filepath.Join(s.dir, "spool")
 	var list []any
 	for _, name := range destinations {
@@ -123,6 +189,14 @@ func (s *site) listed(t *testing.T, destination string) []string {
 	o := agent(t, "list", "--policy-file", s.file(t), "-d", destination, "-o", "name")
 	require.Zero(t, o.code, o.stderr)
 	return strings.Fields(o.stdout)
+}
+
+// nextSecond waits until the next snapshot is newer than the last one by its name, too: names and most stores tell the time
+// in whole seconds.
+func nextSecond(t *testing.T) {
+	t.Helper()
+	now := time.Now().Truncate(time.Second)
+	require.Eventually(t, func() bool { return time.Now().Truncate(time.Second).After(now) }, 5*time.Second, time.Millisecond)
 }
 
 // nothingVisible requires that no file but cluster.json is under the stores, hidden temporary files included, and none in
@@ -181,12 +255,4 @@ func realSnapshot(t *testing.T, c *etcdtest.Cluster) []byte {
 	data, err := os.ReadFile(path)
 	require.NoError(t, err)
 	return data
-}
-
-// quietly is agent without its output in the test's log.
-func quietly(t *testing.T, args ...string) outcome {
-	t.Helper()
-	var stdout, stderr bytes.Buffer
-	code := cli.Run(context.Background(), args, strings.NewReader(""), &stdout, &stderr)
-	return outcome{code, stdout.String(), stderr.String()}
 }

@@ -117,6 +117,8 @@ type listedCopy struct {
 	Signed    bool   `json:"signed"`
 	SignedBy  string `json:"signedBy,omitempty"`
 	Untrusted string `json:"untrusted,omitempty"`
+	// Extras says that files of the node lie beside the copy.
+	Extras bool `json:"extras,omitempty"`
 }
 
 // collect puts together what the destinations hold, what retention makes of it, and what the catalog adds: verifications,
@@ -163,7 +165,7 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 			if !ours {
 				reasons = []string{"of another policy"}
 			}
-			listed := listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...), Signed: c.Signed()}
+			listed := listedCopy{Destination: d.Spec.Name, URI: d.URI(c.Key), Size: c.Size, StoredAt: &stored, KeptBecause: append([]string{}, reasons...), Signed: c.Signed(), Extras: c.HasExtras()}
 			if f.detailed() && (row.Manifest == nil || trusted != nil) {
 				m := f.manifest(ctx, e, d, r.Name, trusted, &listed)
 				if row.Manifest == nil {

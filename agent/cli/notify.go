@@ -249,13 +249,16 @@ func (t *telling) end(ctx context.Context, err error) {
 }
 
 func (t *telling) event(err error) string {
-	var partial *snapshot.PartialError
+	var (
+		partial *snapshot.PartialError
+		extras  *snapshot.ExtrasError
+	)
 	switch {
 	case err == nil && t.recovers():
 		return v1.EventRecovered
 	case err == nil:
 		return v1.EventSucceeded
-	case errors.As(err, &partial):
+	case errors.As(err, &partial), errors.As(err, &extras):
 		return v1.EventPartial
 	case t.notice.Run == v1.RunVerify && errors.Is(err, archive.ErrCorrupt):
 		return v1.EventVerificationFailed

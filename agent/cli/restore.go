@@ -29,6 +29,8 @@ type restoreFlags struct {
 	// Who does it.
 	kubeadm, abort, alone, dryRun                    bool
 	manifestsDir, distribution, plan, dbFile, output string
+	extras                                           string
+	force                                            bool
 	stopTimeout, wait                                time.Duration
 
 	changed func(flag string) bool
@@ -52,6 +54,7 @@ or from a file (--from; - is stdin): one of ours, encrypted or not, or a databas
   --plan FILE           prints one command for each member of a cluster of several.
   --distribution NAME   prints what to do on k3s, rke2, k0s, kops, openshift, talos, kubespray.
   --db-file FILE        only writes the checked, decrypted database, for etcdutl and other tools.
+  --extras DIR          only extracts the node's files that were stored beside the snapshot, below DIR.
 
 The revision is raised by 1,000,000,000 so that no client that watches sees it go back.`,
 		Example: `  etcd-snapshot-agent restore --kubeadm --policy-file /etc/etcd-snapshot/policy.yaml --latest
@@ -73,7 +76,7 @@ The revision is raised by 1,000,000,000 so that no client that watches sees it g
 	fl := cmd.Flags()
 	fl.BoolVar(&f.skipHashCheck, "skip-hash-check", false, "also take a copied member/snap/db, which has no checksum of etcd's at its end; all else is checked")
 	fl.StringVar(&f.expectSHA256, "expect-sha256", "", "refuse a snapshot whose database has another sha256; --plan prints it")
-	fl.StringVar(&f.scratchDir, "scratch-dir", "", "folder for the decoded database (default: beside the data directory)")
+	fl.StringVar(&f.scratchDir, "scratch-dir", defaultScratchDir(), "folder for the decoded database with --plan")
 
 	fl.StringVar(&f.dataDir, "data-dir", "", "data directory to make; it must be missing or empty")
 	fl.StringVar(&f.oldDataDir, "old-data-dir", "", "the data directory from before, where it was moved: the new one gets its owner, and a revision above its own")
@@ -97,6 +100,8 @@ The revision is raised by 1,000,000,000 so that no client that watches sees it g
 	fl.StringVar(&f.plan, "plan", "", "print one command for each member listed in this file: a YAML list of {name, peerURL}, or etcd's static pod manifest; \"snapshot\" takes the members that the snapshot names")
 	fl.StringVar(&f.distribution, "distribution", "", "print what to do on: "+strings.Join(restore.Distributions(), ", "))
 	fl.StringVar(&f.dbFile, "db-file", "", "write the checked database to this new file, and restore nothing")
+	fl.StringVar(&f.extras, "extras", "", "extract the extras of the snapshot below this folder (/ puts them where they were), and restore nothing")
+	fl.BoolVar(&f.force, "force", false, "with --extras: replace files that differ")
 	fl.BoolVar(&f.dryRun, "dry-run", false, "only tell what would be done")
 	outputFlag(cmd, &f.output)
 	// An error here would mean that the flag above does not exist.
@@ -116,7 +121,7 @@ func (f *restoreFlags) check(name string) error {
 	}
 	picks := count(name != "", f.latest, f.at != "", f.from != "")
 	places := count(f.name != "" || f.file != "", f.fromDir != "", f.from != "")
-	ways := count(f.kubeadm, f.dataDir != "", f.plan != "", f.distribution != "" && f.distribution != "kubeadm", f.dbFile != "")
+	ways := count(f.kubeadm, f.dataDir != "", f.plan != "", f.distribution != "" && f.distribution != "kubeadm", f.dbFile != "", f.extras != "")
 	if f.plan != "" && f.dataDir != "" || f.distribution != "" && f.dbFile != "" || f.plan != "" && f.kubeadm {
 		ways-- // what the commands that are printed are for; where the database goes
 	}
@@ -126,9 +131,11 @@ func (f *restoreFlags) check(name string) error {
 	case places > 1:
 		return usageErrorf("--policy or --policy-file, --from-dir and --from exclude each other")
 	case ways == 0:
-		return usageErrorf("say what to restore to: --kubeadm, --data-dir, --plan, --distribution or --db-file")
+		return usageErrorf("say what to restore to: --kubeadm, --data-dir, --plan, --distribution, --db-file or --extras")
 	case ways > 1:
-		return usageErrorf("--kubeadm, --data-dir, --plan, --distribution and --db-file exclude each other")
+		return usageErrorf("--kubeadm, --data-dir, --plan, --distribution, --db-file and --extras exclude each other")
+	case f.force && f.extras == "":
+		return usageErrorf("--force goes with --extras")
 	case f.abort && !f.kubeadm:
 		return usageErrorf("--abort goes with --kubeadm")
 	case f.alone && !f.kubeadm:
@@ -137,8 +144,8 @@ func (f *restoreFlags) check(name string) error {
 		return usageErrorf("--old-data-dir goes with --data-dir")
 	case f.alone && f.initialCluster != "":
 		return usageErrorf("--alone and --initial-cluster exclude each other")
-	case f.kubeadm && f.scratchDir != "":
-		return usageErrorf("--scratch-dir does not go with --kubeadm: the snapshot lies beside the data directory, so that an interrupted restore can go on")
+	case f.changed("scratch-dir") && f.plan == "":
+		return usageErrorf("--scratch-dir goes with --plan: otherwise the database is decoded beside where it is to be")
 	case !f.markCompacted && f.changed("bump-revision") && f.bump > 0, f.markCompacted && f.changed("mark-compacted") && f.bump == 0:
 		return usageErrorf("--bump-revision and --mark-compacted go together: etcd refuses one without the other")
 	case picks == 0 && !f.kubeadm:
@@ -178,6 +185,8 @@ func (f *restoreFlags) run(ctx context.Context, e *env, name string) error {
 		return err
 	}
 	switch {
+	case f.extras != "":
+		return f.runExtras(ctx, e, want)
 	case f.plan != "":
 		return f.runPlan(ctx, e, want)
 	case f.kubeadm:
@@ -226,7 +235,7 @@ func (f *restoreFlags) runInto(ctx context.Context, e *env, want restore.Selecti
 	if err != nil {
 		return err
 	}
-	res, err := restore.Into(ctx, r, f.config(), f.scratchDir)
+	res, err := restore.Into(ctx, r, f.config())
 	e.status.clear()
 	if err != nil {
 		return err

@@ -23,11 +23,7 @@ func (f *restoreFlags) runPlan(ctx context.Context, e *env, want restore.Selecti
 	if f.from == "-" {
 		return usageErrorf("--plan needs a snapshot that every node can read, not stdin")
 	}
-	scratchDir := f.scratchDir
-	if scratchDir == "" {
-		scratchDir = defaultScratchDir()
-	}
-	scratch, err := verify.OpenScratch(scratchDir, e.log)
+	scratch, err := verify.OpenScratch(f.scratchDir, e.log)
 	if err != nil {
 		return err
 	}
@@ -141,11 +137,12 @@ func (f *restoreFlags) runFile(ctx context.Context, e *env, want restore.Selecti
 	if _, err := os.Lstat(file); err == nil {
 		return usageErrorf("%s is there already: name another file with --db-file", file)
 	}
+	r.SpaceHint = "choose another file with --db-file"
 	r.Room = func(size int64, decoded bool) error {
 		if decoded {
 			return nil
 		}
-		return verify.CheckSpace(filepath.Dir(file), size, "choose another file with --db-file")
+		return verify.CheckSpace(filepath.Dir(file), size, r.SpaceHint)
 	}
 	p, err := restore.WriteDatabase(ctx, r, file)
 	e.status.clear()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"filippo.io/age"
+	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
 	"etcdsnapshot.dev/agent/archive"
@@ -41,8 +42,7 @@ func TestRestoreByNameLatestAtAndFolder(t *testing.T) {
 	first := s.listed(t, "node")[0]
 	parsed, ok := archive.ParseName(first)
 	require.True(t, ok)
-	// Names tell the time in whole seconds.
-	require.Eventually(t, func() bool { return time.Now().After(parsed.Time.Add(1100 * time.Millisecond)) }, 5*time.Second, 20*time.Millisecond)
+	nextSecond(t)
 	c.MustFill(t, 110<<10)
 	require.Zero(t, s.snapshot(t).code)
 	second := s.listed(t, "node")[0]
@@ -181,6 +181,21 @@ func realFile(t *testing.T, path string) []byte {
 	return data
 }
 
+// TestDBFileOnFullDisk: what is told to do is something that --db-file can do.
+func TestDBFileOnFullDisk(t *testing.T) {
+	enc, err := zstd.NewWriter(nil)
+	require.NoError(t, err)
+	stored := filepath.Join(t.TempDir(), "large.db.zst")
+	large := append(realSnapshot(t, filled(t, etcdtest.Options{}, 1<<10))[:4096:4096], make([]byte, 4<<20)...)
+	require.NoError(t, os.WriteFile(stored, enc.EncodeAll(large, nil), 0o600))
+	out := filepath.Join(tmpfs(t, "1m"), "snapshot.db")
+	o := agent(t, "restore", "--from", stored, "--db-file", out)
+	require.Equal(t, 1, o.code)
+	requireContains(t, o.stderr, "not enough room", "choose another file with --db-file")
+	require.NotContains(t, o.stderr, "--scratch-dir")
+	require.NoFileExists(t, out)
+}
+
 func TestRestoreUsage(t *testing.T) {
 	name := "etcd-20260102t030405z-k3x7q"
 	for args, says := range map[string]string{
@@ -193,7 +208,7 @@ func TestRestoreUsage(t *testing.T) {
 		"--data-dir x --abort":                                           "--abort goes with --kubeadm",
 		"--data-dir x --alone --from f":                                  "--alone goes with --kubeadm",
 		"--kubeadm --abort --from f":                                     "it takes no snapshot",
-		"--kubeadm --scratch-dir x --from f":                             "does not go with --kubeadm",
+		"--kubeadm --scratch-dir x --from f":                             "--scratch-dir goes with --plan",
 		"--kubeadm --alone --initial-cluster a=b --from f":               "exclude each other",
 		"snapshot.db --data-dir x":                                       "is not the name of a snapshot",
 		name + " --latest --data-dir x -f p":                             "exclude each other",
@@ -203,6 +218,10 @@ func TestRestoreUsage(t *testing.T) {
 		"--data-dir x --from /nowhere/f":                                 "no such file",
 		"--plan m --from -":                                              "no such file",
 		"--data-dir x --from f -o yaml":                                  "--output",
+		"--extras x":                                                     "say which snapshot",
+		"--extras x --data-dir y --from f":                               "exclude each other",
+		"--data-dir x --from f --force":                                  "--force goes with --extras",
+		"--extras x --from -":                                            "has no extras",
 		"--kubeadm --manifests-dir /nowhere":                             "there is no etcd.yaml in /nowhere",
 		"--kubeadm --manifests-dir /nowhere --abort":                     "there is no etcd.yaml in /nowhere",
 		"a b": "accepts at most 1 arg",

@@ -36,7 +36,7 @@ func TestTenThousand(t *testing.T) {
 	proxy := emulator.StartFaultProxy(t, s3.Endpoint, emulator.ProxyConfig{})
 	s := newSite(t, []string{"http://127.0.0.1:1"})
 	s.add(map[string]any{"name": "s3", "s3": map[string]any{"bucket": bucket, "endpoint": proxy.URL, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": secrets(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}},
+		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}},
 		"retention": map[string]any{"last": 24, "daily": 14, "weekly": 8, "monthly": 12}})
 	for verb, args := range map[string][]string{
 		"list":  {"list", "-f", s.file(t), "-o", "name"},

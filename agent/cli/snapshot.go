@@ -75,11 +75,9 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 	}
 	handover := l.handover(ctx, e, f.metrics)
 	spec := l.policy.Spec
-	var recipients []archive.Recipient
-	if spec.Encryption != nil {
-		if recipients, err = archive.ParseRecipients(spec.Encryption.Age.Recipients); err != nil {
-			return err
-		}
+	recipients, extrasRecipients, err := archive.PolicyRecipients(&spec)
+	if err != nil {
+		return err
 	}
 	signer, err := archive.PolicySigner(l.policy)
 	if err != nil {
@@ -100,7 +98,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 	node := nodeName(f.node)
 	debug.FreeOSMemory() // what reading the policy took is not to be added to what the stream takes
 	res, err := snapshot.Run(ctx, snapshot.Request{
-		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, Destinations: opened, Unusable: unusable,
+		Policy: l.policy, Owner: l.owner, Etcd: cluster, Recipients: recipients, ExtrasRecipients: extrasRecipients, Destinations: opened, Unusable: unusable,
 		SpoolDir: f.spoolDir, Verified: l.verified(ctx, e), Node: node, AgentVersion: Version().Version, KubernetesVersion: l.kubernetesVersion,
 		Log: e.log, Progress: e.progress(),
 	})
@@ -219,7 +217,13 @@ func (f *snapshotFlags) print(e *env, res *snapshot.Result) error {
 			t.row(o.Name, "failed (not required)", oneLine(o.Err))
 		}
 	}
-	return t.flush()
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if m.Extras != nil {
+		fmt.Fprintf(e.stdout, "\nExtras: %d files, %s, as %s\n", len(m.Extras.Files), humanBytes(m.Extras.Object.Size), m.Extras.Object.Key)
+	}
+	return nil
 }
 
 type outcomeJSON struct {

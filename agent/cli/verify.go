@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ func newVerify(e *env) *cobra.Command {
   restore    an etcd starts from it, on no network, and serves every key; its Kubernetes objects are counted by kind
 
 Without an identity an encrypted snapshot can be verified at level checksum only. Levels database and restore write the
-decoded database to --scratch-dir (restore: 2.2 times its size and 64 MiB) and remove it again.`,
+decoded database to --scratch-dir (restore: 1.2 times its size and 64 MiB) and remove it again.`,
 		Example: `  etcd-snapshot-agent verify --policy etcd -n kube-system
   etcd-snapshot-agent verify --policy-file etcd.yaml --all --since 7d --level restore --identity key.txt`,
 		Args: cobra.ArbitraryArgs,
@@ -134,8 +135,10 @@ type verifyRow struct {
 	StorageVersion string        `json:"storageVersion,omitempty"`
 	DatabaseSize   int64         `json:"databaseSize,omitempty"`
 	Drill          *verify.Drill `json:"drill,omitempty"`
-	Seconds        float64       `json:"seconds"`
-	Message        string        `json:"message,omitempty"`
+	// Extras says how well the extras are proven, where there are some.
+	Extras  *verify.ExtrasResult `json:"extras,omitempty"`
+	Seconds float64              `json:"seconds"`
+	Message string               `json:"message,omitempty"`
 
 	err error
 }
@@ -304,7 +307,15 @@ func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, name
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(all, newestName)
+	place := map[string]int{} // of the same second, the survey knows which was stored last
+	for i, row := range survey.Snapshots {
+		place[row.Name] = i
+	}
+	slices.SortFunc(all, func(a, b string) int {
+		x, _ := archive.ParseName(a)
+		y, _ := archive.ParseName(b)
+		return cmp.Or(y.Time.Compare(x.Time), cmp.Compare(place[a], place[b]), strings.Compare(b, a))
+	})
 	if len(names) == 0 && !f.all && (f.latest || f.since == "") {
 		all = all[:min(len(all), 1)]
 	}
@@ -317,15 +328,6 @@ func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, name
 	return copies, nil
 }
 
-func newestName(a, b string) int {
-	x, _ := archive.ParseName(a)
-	y, _ := archive.ParseName(b)
-	if c := y.Time.Compare(x.Time); c != 0 {
-		return c
-	}
-	return strings.Compare(b, a)
-}
-
 func (f *verifyFlags) verify(ctx context.Context, e *env, c copyToVerify, r verify.Request) verifyRow {
 	if e.status.terminal {
 		m := newMeter("reading " + c.name + " from " + c.d.Spec.Name)
@@ -334,7 +336,7 @@ func (f *verifyFlags) verify(ctx context.Context, e *env, c copyToVerify, r veri
 	begin := time.Now()
 	res, err := verify.Stored(ctx, c.d, c.name, r)
 	row := verifyRow{Snapshot: c.name, Destination: c.d.Spec.Name, Level: string(res.Level), Result: v1.VerificationPassed,
-		Drill: res.Drill, Seconds: time.Since(begin).Round(time.Millisecond).Seconds(), err: err}
+		Drill: res.Drill, Extras: res.Extras, Seconds: time.Since(begin).Round(time.Millisecond).Seconds(), err: err}
 	if res.Key != "" {
 		row.URI = c.d.URI(res.Key)
 	}
@@ -348,6 +350,8 @@ func (f *verifyFlags) verify(ctx context.Context, e *env, c copyToVerify, r veri
 		row.Result, row.Message = resultUnknown, oneLine(err)
 	case res.Lowered:
 		row.Message = "encrypted: without --identity only its checksum can be verified"
+	case res.Extras != nil && !res.Extras.Opened && row.Level != string(verify.LevelChecksum):
+		row.Message = "no --identity opens the extras: only their checksum was verified"
 	case res.Drill != nil && res.Drill.Undecodable > 0:
 		row.Message = fmt.Sprintf("%d values begin like a Kubernetes object and cannot be decoded, such as %s; etcd held them so", res.Drill.Undecodable, res.Drill.Example)
 	}

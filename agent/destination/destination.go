@@ -135,9 +135,10 @@ func (d *Destination) Claim(ctx context.Context, ours Owner) error {
 	return nil
 }
 
-// Publish stores a snapshot: the data, checked as afterStore says (v1.AfterStoreNone, ...), the signature of its manifest,
-// then the manifest. On any error nothing is visible: what was stored is removed again.
-func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data store.Blob, afterStore string) (err error) {
+// Publish stores a snapshot: the data and, where the manifest has some, the extras, each checked as afterStore says
+// (v1.AfterStoreNone, ...), the signature of its manifest, then the manifest. On any error nothing is visible: what was
+// stored is removed again.
+func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data, extras store.Blob, afterStore string) (err error) {
 	manifest, err := archive.EncodeManifest(m)
 	if err != nil {
 		return fmt.Errorf("write manifest: %w", err)
@@ -175,6 +176,11 @@ func (d *Destination) Publish(ctx context.Context, m *v1.Manifest, data store.Bl
 	}
 	if err := put(m.Object.Key, data, afterStore); err != nil {
 		return err
+	}
+	if m.Extras != nil {
+		if err := put(m.Extras.Object.Key, extras, afterStore); err != nil {
+			return err
+		}
 	}
 	if signature != nil {
 		blob := memory(signature)

@@ -7,11 +7,13 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -57,7 +59,7 @@ func snapshot(t *testing.T, policy string, at time.Time) (*v1.Manifest, store.Bl
 func publish(t *testing.T, d *destination.Destination, policy string, at time.Time) string {
 	t.Helper()
 	m, blob := snapshot(t, policy, at)
-	require.NoError(t, d.Publish(t.Context(), m, blob, v1.AfterStoreFull))
+	require.NoError(t, d.Publish(t.Context(), m, blob, store.Blob{}, v1.AfterStoreFull))
 	return m.Name
 }
 
@@ -244,6 +246,88 @@ func signingKey(t *testing.T) (*archive.Signer, archive.TrustedKeys) {
 	return signer, archive.TrustedKeys{key}
 }
 
+// TestExtras: what goes with a snapshot is published before its manifest, is neither a snapshot nor foreign, goes with it,
+// and is swept where it belongs to nothing.
+func TestExtras(t *testing.T) {
+	d, dir := folder(t)
+	withExtras := func(at time.Time) string {
+		m, blob := snapshot(t, "etcd", at)
+		secret := []byte("an archive of " + m.Name)
+		sum := sha256.Sum256(secret)
+		m.Extras = &v1.ExtrasFacts{Object: v1.ObjectFacts{Key: archive.ExtrasKey(m.Name), Size: int64(len(secret)), SHA256: fmt.Sprintf("%x", sum)},
+			Encryption: v1.EncryptionFacts{Kind: "age", Recipients: []string{"SHA256:" + strings.Repeat("A", 43)}}, Files: []string{"/etc/x"}}
+		require.NoError(t, d.Publish(t.Context(), m, blob, store.Blob{ReaderAt: bytes.NewReader(secret), Size: int64(len(secret)), SHA256: sum}, v1.AfterStoreFull))
+		return m.Name
+	}
+	var all []string
+	for i := range 3 {
+		all = append(all, withExtras(start.Add(time.Duration(i)*time.Hour)))
+	}
+	inv := inventory(t, d)
+	require.Equal(t, []string{all[2], all[1], all[0]}, names(inv.Snapshots))
+	require.Zero(t, inv.Foreign)
+	require.Empty(t, inv.Orphans)
+	require.Len(t, inv.Snapshots[0].Beside, 1)
+	require.Equal(t, int64(len("the data of "+all[2])), inv.Snapshots[0].Size, "of the snapshot alone")
+
+	done, err := prune(t, d, "etcd")
+	require.NoError(t, err)
+	require.Equal(t, []string{all[0]}, done.Removed)
+	require.NoFileExists(t, filepath.Join(dir, archive.ExtrasKey(all[0])))
+	require.FileExists(t, filepath.Join(dir, archive.ExtrasKey(all[1])))
+
+	// A run that was killed after the extras, and one whose data somebody removed by hand.
+	require.NoError(t, os.Remove(filepath.Join(dir, all[1]+".json")))
+	require.NoError(t, os.Remove(filepath.Join(dir, all[2]+".json")))
+	require.NoError(t, os.Remove(filepath.Join(dir, all[2]+".db.zst")))
+	inv = inventory(t, d)
+	require.Empty(t, inv.Snapshots)
+	require.ElementsMatch(t, all[1:], names(inv.Orphans))
+	kept := publish(t, d, "etcd", start.Add(5*time.Hour))
+	old := time.Now().Add(-25 * time.Hour)
+	left := []string{all[1] + ".db.zst", archive.ExtrasKey(all[1]), archive.ExtrasKey(all[2])}
+	require.NoError(t, os.Chtimes(filepath.Join(dir, left[1]), old, old))
+	removed, err := d.Sweep(t.Context(), inventory(t, d))
+	require.NoError(t, err)
+	require.Empty(t, removed, "its extras were stored just now: it may be on its way")
+	for _, key := range left {
+		require.NoError(t, os.Chtimes(filepath.Join(dir, key), old, old))
+	}
+	removed, err = d.Sweep(t.Context(), inventory(t, d))
+	require.NoError(t, err)
+	require.ElementsMatch(t, left, removed)
+	require.Equal(t, []string{kept}, names(inventory(t, d).Snapshots))
+}
+
+// TestExtrasNotStored: without the extras that its manifest promises there is no snapshot, and nothing is left.
+func TestExtrasNotStored(t *testing.T) {
+	d, dir := folder(t)
+	m, blob := snapshot(t, "etcd", start)
+	m.Extras = &v1.ExtrasFacts{Object: v1.ObjectFacts{Key: archive.ExtrasKey(m.Name), Size: 1, SHA256: m.Object.SHA256},
+		Encryption: v1.EncryptionFacts{Kind: "age", Recipients: []string{"SHA256:" + strings.Repeat("A", 43)}}, Files: []string{"/etc/x"}}
+	d.Store = &fullAfter{Store: d.Store, puts: 1}
+	err := d.Publish(t.Context(), m, blob, blob, v1.AfterStoreNone)
+	require.ErrorIs(t, err, errFull)
+	entries, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+var errFull = errors.New("no space left")
+
+// fullAfter is a store that takes so many objects.
+type fullAfter struct {
+	store.Store
+	puts int
+}
+
+func (f *fullAfter) Put(ctx context.Context, key string, b store.Blob) error {
+	if f.puts--; f.puts < 0 {
+		return errFull
+	}
+	return f.Store.Put(ctx, key, b)
+}
+
 // TestOwners: of two clusters with one clusterName in one folder, the second is refused, whoever comes first, and neither
 // can remove anything of the other's.
 func TestOwners(t *testing.T) {
@@ -347,7 +431,7 @@ func TestDamagedOnTheWay(t *testing.T) {
 		d, dir := folder(t)
 		d.Store = wrong{d.Store}
 		m, blob := snapshot(t, "etcd", start)
-		err := d.Publish(t.Context(), m, blob, level)
+		err := d.Publish(t.Context(), m, blob, store.Blob{}, level)
 		require.ErrorIs(t, err, store.ErrMismatch, level)
 		entries, err := os.ReadDir(dir)
 		require.NoError(t, err)
@@ -378,4 +462,26 @@ func TestLook(t *testing.T) {
 	require.Len(t, s.Snapshots, 1)
 	require.Equal(t, name, s.Snapshots[0].Name)
 	require.Contains(t, s.Snapshots[0].Copies, "node")
+}
+
+// Whoever restores the latest gets what retention takes for the newest: of the same second, the one stored last, by whatever
+// its name ends with.
+func TestNewestOfTheSameSecond(t *testing.T) {
+	d, dir := folder(t)
+	var published []string
+	for i := range 8 {
+		name := publish(t, d, "etcd", start)
+		published = append([]string{name}, published...)
+		keys, err := filepath.Glob(filepath.Join(dir, name+".*"))
+		require.NoError(t, err)
+		for _, key := range keys {
+			require.NoError(t, os.Chtimes(key, time.Time{}, start.Add(time.Duration(i)*time.Second)))
+		}
+	}
+	var listed []string
+	for _, row := range destination.Look(t.Context(), []*destination.Destination{d}).Snapshots {
+		listed = append(listed, row.Name)
+	}
+	require.Equal(t, published, listed)
+	require.Equal(t, published, names(inventory(t, d).Snapshots))
 }

@@ -1,13 +1,13 @@
 package destination
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"time"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/retention"
 	"etcdsnapshot.dev/agent/store"
 )
 
@@ -127,8 +127,18 @@ func entry(name string, o store.Object) Entry {
 func (e Entry) Encrypted() bool { return archive.IsEncrypted(e.Key) }
 
 // Signed tells whether there is a signature of its manifest. Whose it is, and whether it fits, SignedManifest says.
-func (e Entry) Signed() bool {
-	return slices.ContainsFunc(e.Beside, func(o store.Object) bool { return o.Key == archive.SignatureKey(e.Name) })
+func (e Entry) Signed() bool { return e.has(archive.SignatureKey(e.Name)) }
+
+// HasExtras tells whether files of the node lie beside the snapshot.
+func (e Entry) HasExtras() bool { return e.has(archive.ExtrasKey(e.Name)) }
+
+func (e Entry) has(key string) bool {
+	return slices.ContainsFunc(e.Beside, func(o store.Object) bool { return o.Key == key })
+}
+
+// snapshot is what retention orders and counts by.
+func (e Entry) snapshot() retention.Snapshot {
+	return retention.Snapshot{Name: e.Name, Time: e.Time, Stored: e.Stored}
 }
 
 // Forget takes snapshots that were removed out of the inventory.
@@ -137,7 +147,5 @@ func (inv *Inventory) Forget(names []string) {
 }
 
 func newestFirst(es []Entry) {
-	slices.SortFunc(es, func(a, b Entry) int {
-		return cmp.Or(b.Time.Compare(a.Time), b.Stored.Compare(a.Stored), cmp.Compare(b.Name, a.Name))
-	})
+	slices.SortFunc(es, func(a, b Entry) int { return retention.NewestFirst(a.snapshot(), b.snapshot()) })
 }

@@ -23,7 +23,9 @@ func (d *Destination) Plan(inv *Inventory, policy *v1.EtcdSnapshotPolicy, now ti
 		if e.Policy == policy.Name {
 			proof := e.Proof()
 			good := !proof.Corrupt && (proof.Level != "" || verified != nil && verified(e.Name))
-			ss = append(ss, retention.Snapshot{Name: e.Name, Time: e.Time, Stored: e.Stored, Verified: good})
+			s := e.snapshot()
+			s.Verified = good
+			ss = append(ss, s)
 		}
 	}
 	return retention.Plan(ss, d.Spec.Retention, now, loc)

@@ -1,16 +1,17 @@
 package destination
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
 	"time"
+
+	"etcdsnapshot.dev/agent/retention"
 )
 
 // Survey is what all destinations of a policy hold, side by side.
 type Survey struct {
-	// Snapshots, newest first.
+	// Snapshots, newest first (of the same second, the one stored last).
 	Snapshots []Row
 	// Destinations, in the policy's order.
 	Destinations []Surveyed
@@ -21,6 +22,8 @@ type Row struct {
 	Name   string
 	Policy string
 	Time   time.Time
+	// Stored is when its first copy was.
+	Stored time.Time
 	// Copies by the destination's name.
 	Copies map[string]Entry
 }
@@ -52,8 +55,11 @@ func Look(ctx context.Context, ds []*Destination) *Survey {
 		for _, e := range part.Inventory.Snapshots {
 			r, ok := rows[e.Name]
 			if !ok {
-				r = &Row{Name: e.Name, Policy: e.Policy, Time: e.Time, Copies: map[string]Entry{}}
+				r = &Row{Name: e.Name, Policy: e.Policy, Time: e.Time, Stored: e.Stored, Copies: map[string]Entry{}}
 				rows[e.Name] = r
+			}
+			if e.Stored.Before(r.Stored) {
+				r.Stored = e.Stored
 			}
 			r.Copies[part.Destination.Spec.Name] = e
 		}
@@ -61,8 +67,10 @@ func Look(ctx context.Context, ds []*Destination) *Survey {
 	for _, r := range rows {
 		s.Snapshots = append(s.Snapshots, *r)
 	}
-	slices.SortFunc(s.Snapshots, func(a, b Row) int {
-		return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(b.Name, a.Name))
-	})
+	slices.SortFunc(s.Snapshots, func(a, b Row) int { return retention.NewestFirst(a.snapshot(), b.snapshot()) })
 	return s
+}
+
+func (r Row) snapshot() retention.Snapshot {
+	return retention.Snapshot{Name: r.Name, Time: r.Time, Stored: r.Stored}
 }

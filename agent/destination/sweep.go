@@ -16,9 +16,8 @@ import (
 const orphanAge = 24 * time.Hour
 
 // Sweep removes objects without a manifest that nobody works on any more, from the folder and from inv, which is
-// what the folder was just seen to hold, and returns their keys. What counts
-// is the store's clock, read off the newest object in the folder, never this machine's: a clock that is ahead must
-// not take a running upload for an old one.
+// what the folder was just seen to hold, and returns their keys. What counts is the store's clock, read off the newest
+// object in the folder, never this machine's: a clock that is ahead must not take a running upload for an old one.
 func (d *Destination) Sweep(ctx context.Context, inv *Inventory) (removed []string, err error) {
 	var now time.Time
 	for _, e := range slices.Concat(inv.Snapshots, inv.Orphans) {

@@ -18,6 +18,7 @@ import (
 	"etcdsnapshot.dev/agent/catalog"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/metrics"
 )
 
 // Result is what came of one check.
@@ -72,6 +73,7 @@ const (
 	Destinations              // each destination's rights and owner
 	Kubernetes                // the API server, the CRDs, RBAC
 	Notifications             // their Secrets and servers
+	Metrics                   // who takes them
 )
 
 // Request says what to check.
@@ -95,6 +97,8 @@ type Request struct {
 	// Identities are files with keys that are to open the snapshots; none is fine.
 	Identities []string
 
+	// Version of this program, which servers are told.
+	Version string
 	// Areas to check; none means all.
 	Areas []Area
 	// Timeout of one check; 30 s if 0. DialTimeout is that of an endpoint.
@@ -162,6 +166,7 @@ func (r *run) checks() []check {
 		{Policy, "signing", "", r.checkSigning, true},
 		{Policy, "environment", "", r.checkEnvironment, false},
 		{Files, "file", "", r.checkFiles, true},
+		{Files, "extras", "", r.checkExtras, true},
 		{Files, "certificate", "", r.checkCertificates, true},
 		{Etcd, "etcd", "", r.checkEtcd, true},
 		{Spool, "spool", "", r.checkSpool, true},
@@ -179,6 +184,10 @@ func (r *run) checks() []check {
 		for _, spec := range r.Request.Policy.Spec.Notifications {
 			do := func(ctx context.Context) []Finding { return r.checkNotification(ctx, spec) }
 			checks = append(checks, check{Notifications, "notification", spec.Name, do, true})
+		}
+		for _, receiver := range metrics.Receivers(r.Request.Policy.Spec.Metrics, r.Version) {
+			do := func(ctx context.Context) []Finding { return checkReceiver(ctx, receiver) }
+			checks = append(checks, check{Metrics, "metrics", receiver.Field, do, true})
 		}
 	}
 	return checks

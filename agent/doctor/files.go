@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/etcd"
+	"etcdsnapshot.dev/agent/extras"
 )
 
 // expirySoon is how far ahead the end of a certificate is warned of.
@@ -120,6 +122,20 @@ func kindOf(info fs.FileInfo) string {
 		return "a folder"
 	}
 	return "no folder"
+}
+
+// checkExtras collects the extras as a run does, to nowhere.
+func (r *run) checkExtras(ctx context.Context) []Finding {
+	const name = "extras"
+	x := r.Request.Policy.Spec.Extras
+	if x == nil {
+		return nil
+	}
+	files, err := extras.Collect(ctx, io.Discard, x.Paths, r.Log)
+	if err != nil {
+		return []Finding{failed(name, "", configErrorf("spec.extras.paths: %w", err), "Correct the path (the chart's extras.paths). Snapshots are stored without extras until then.")}
+	}
+	return []Finding{ok(name, "", "%d files can be collected", len(files))}
 }
 
 // readable opens a file or a folder as a run will.

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"strings"
 
+	"filippo.io/age"
+
 	"etcdsnapshot.dev/agent/archive"
 )
 
@@ -24,23 +26,30 @@ func (r *run) checkPolicy(context.Context) []Finding {
 // checkEncryption parses the recipients and has each identity open a message to them.
 func (r *run) checkEncryption(context.Context) []Finding {
 	const name = "encryption"
-	spec := r.Request.Policy.Spec.Encryption
-	if spec == nil {
-		return []Finding{warned(name, "", "Set spec.encryption.age.recipients (the chart's encryption.age.recipients).",
-			"snapshots are not encrypted, and they hold every Secret of the cluster")}
-	}
-	recipients, err := archive.ParseRecipients(spec.Age.Recipients)
+	recipients, extras, err := archive.PolicyRecipients(&r.Request.Policy.Spec)
 	if err != nil {
 		return []Finding{failed(name, "recipients", err, "Give public keys as age-keygen -y or ssh-keygen prints them.")}
 	}
-	found := []Finding{ok(name, "recipients", "%d can open the snapshots", len(recipients))}
+	var found []Finding
+	if len(recipients) > 0 {
+		found = append(found, ok(name, "recipients", "%d can open the snapshots", len(recipients)))
+	} else {
+		found = append(found, warned(name, "", "Set spec.encryption.age.recipients (the chart's encryption.age.recipients).",
+			"snapshots are not encrypted, and they hold every Secret of the cluster"))
+	}
+	if len(extras) > 0 {
+		found = append(found, ok(name, "extras", "%d can open the extras, and with them act as anyone in the cluster", len(extras)))
+	}
+	if len(recipients)+len(extras) == 0 {
+		return found
+	}
 	if len(r.Identities) == 0 {
 		return append(found, skipped(name, "identity", "no --identity is given, so that it cannot be tried to open a snapshot"))
 	}
 	for _, file := range r.Identities {
 		ids, warning, err := archive.LoadIdentityFile(file)
 		if err == nil {
-			err = archive.Opens(recipients, ids)
+			err = opensAny(ids, recipients, extras)
 		}
 		switch {
 		case err != nil:
@@ -80,6 +89,19 @@ func (r *run) checkSigning(context.Context) []Finding {
 			"snapshots are signed, but restore and verify do not ask for it"))
 	}
 	return append(found, ok(name, "trusted keys", "restore and verify take what %d of them signed", len(trusted)))
+}
+
+// opensAny tries whether the identities open what is encrypted to any of the lists of recipients, of which one has some.
+func opensAny(ids []age.Identity, lists ...[]archive.Recipient) (err error) {
+	for _, recipients := range lists {
+		if len(recipients) == 0 {
+			continue
+		}
+		if err = archive.Opens(recipients, ids); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // checkEnvironment looks at what a pod gets from outside of its policy.

@@ -10,10 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"etcdsnapshot.dev/agent/member"
 	"etcdsnapshot.dev/agent/verify"
 )
 
@@ -30,9 +30,9 @@ type Result struct {
 }
 
 // Into restores a snapshot into a data directory that is missing or empty. Nothing of it is visible before all of it is
-// there and on the disk. The snapshot is decoded in scratchDir, beside the data directory if that is empty. Errors are
-// those of Prove, and ErrRefused for a data directory that is not empty.
-func Into(ctx context.Context, r Request, c Config, scratchDir string) (res *Result, err error) {
+// there and on the disk. The database is decoded where it stays, in a folder beside the data directory that is renamed in the
+// end. Errors are those of Prove, and ErrRefused for a data directory that is not empty.
+func Into(ctx context.Context, r Request, c Config) (res *Result, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
@@ -45,15 +45,12 @@ func Into(ctx context.Context, r Request, c Config, scratchDir string) (res *Res
 		return nil, fmt.Errorf("make a folder beside the data directory %s: %w", data.dir, err)
 	}
 	defer func() { err = errors.Join(err, made.Close()) }()
-	decoded := made
-	if scratchDir != "" {
-		if decoded, err = verify.OpenScratch(scratchDir, r.Log); err != nil {
-			return nil, err
-		}
-		defer func() { err = errors.Join(err, decoded.Close()) }()
+	newData, newWAL := filepath.Join(made.Path(), "data"), ""
+	if err := member.MakeRoom(newData); err != nil {
+		return nil, err
 	}
-	r.Room = room(decoded.Path(), made.Path())
-	p, err := Prove(ctx, r, filepath.Join(decoded.Path(), "snapshot.db"))
+	r.Room, r.SpaceHint = room(made.Path(), 1), spaceHint
+	p, err := Prove(ctx, r, member.Database(newData))
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +67,6 @@ func Into(ctx context.Context, r Request, c Config, scratchDir string) (res *Res
 			return nil, err
 		}
 	}
-	newData, newWAL := filepath.Join(made.Path(), "data"), ""
 	if c.WALDir != "" {
 		w, err := verify.OpenScratch(wal.beside(), r.Log)
 		if err != nil {
@@ -102,7 +98,7 @@ func Into(ctx context.Context, r Request, c Config, scratchDir string) (res *Res
 	if ours := c.members(); len(p.Members) > len(ours) {
 		res.Next = append(res.Next, fmt.Sprintf("The snapshot is of a cluster of %d members (%s), and this is one of %d: let the others join it anew with empty data directories (etcdctl member add), never with their old ones.", len(p.Members), names(p.Members), len(ours)))
 	}
-	res.Path = "" // the database is gone with the scratch folder
+	res.Path = "" // it is the member's now
 	return res, nil
 }
 
@@ -137,36 +133,44 @@ func vacant(c Config) (data, wal place, err error) {
 	return data, wal, nil
 }
 
-// build makes a new data directory at newData, which must not be there, and checks it. It is on the disk afterwards, with
-// the owner of the place it is for.
+// build makes a member of the proven database, which lies in its place in the new data directory newData, and checks the
+// result. It is on the disk afterwards, with the owner of the place it is for.
 func build(ctx context.Context, p *Proven, c Config, newData, newWAL string, owner place, log *slog.Logger) (*Result, error) {
 	if c.Token == "" {
 		c.Token = p.Token(c.Bump)
 	}
-	err := etcdutl(log, snapshot.RestoreConfig{
-		SnapshotPath:        p.Path,
-		Name:                c.Name,
-		OutputDataDir:       newData,
-		OutputWALDir:        newWAL,
-		PeerURLs:            c.PeerURLs,
-		InitialCluster:      c.InitialCluster,
-		InitialClusterToken: c.Token,
-		SkipHashCheck:       true, // Prove has checked it, or was asked not to
-		RevisionBump:        c.Bump,
-		MarkCompacted:       c.Bump > 0,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("restore %s: %w", p.Snapshot, err)
-	}
-	for _, dir := range []string{newData, newWAL} {
-		if dir == "" {
-			continue
-		}
-		if err := errors.Join(settle(dir, owner.uid, owner.gid), syncDir(filepath.Dir(dir))); err != nil {
+	if p.HasTrailer {
+		if err := member.TrimChecksum(newData, p.Size); err != nil {
 			return nil, fmt.Errorf("restore %s: %w", p.Snapshot, err)
 		}
 	}
-	status, err := verify.Inspect(ctx, databaseIn(newData))
+	err := member.Make(member.Config{
+		DataDir:        newData,
+		WALDir:         newWAL,
+		Name:           c.Name,
+		InitialCluster: c.InitialCluster,
+		Token:          c.Token,
+		Bump:           int64(c.Bump), //nolint:gosec // check keeps it below maxBump
+		Revision:       p.Revision,
+	}, etcdLog(log))
+	if err != nil {
+		return nil, fmt.Errorf("restore %s: %w", p.Snapshot, err)
+	}
+	// The disk is waited for while the result is looked at.
+	settled := make(chan error, 1)
+	go func() {
+		var err error
+		for _, dir := range []string{newData, newWAL} {
+			if dir != "" && err == nil {
+				err = errors.Join(settle(dir, owner.uid, owner.gid), syncDir(filepath.Dir(dir)))
+			}
+		}
+		settled <- err
+	}()
+	status, err := verify.Inspect(ctx, member.Database(newData))
+	if serr := <-settled; serr != nil {
+		return nil, fmt.Errorf("restore %s: %w", p.Snapshot, serr)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("check the restored data directory: %w", err)
 	}
@@ -174,30 +178,23 @@ func build(ctx context.Context, p *Proven, c Config, newData, newWAL string, own
 	if status.Bumped {
 		keys--
 	}
-	if want := p.Revision + int64(c.Bump); status.Revision != want || keys != p.Keys {
+	if want := p.Revision + int64(c.Bump); status.Revision != want || keys != p.Keys { //nolint:gosec // it is at most maxBump
 		return nil, fmt.Errorf("check the restored data directory: it is at revision %d with %d keys, and should be at %d with %d", status.Revision, keys, want, p.Keys)
 	}
 	return &Result{Proven: p, Config: c, RestoredRevision: status.Revision}, nil
 }
 
-// etcdutl restores with etcd's own library, which panics where it cannot go on.
-func etcdutl(log *slog.Logger, c snapshot.RestoreConfig) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("etcd's library gave up: %v", r)
-		}
-	}()
-	core := zapcore.NewCore(zapcore.NewConsoleEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), zapcore.AddSync(logWriter{log}), zapcore.WarnLevel)
-	return snapshot.NewV3(zap.New(core, zap.WithFatalHook(zapcore.WriteThenPanic))).Restore(c)
+// etcdLog passes on what etcd's library warns of.
+func etcdLog(log *slog.Logger) *zap.Logger {
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zapcore.EncoderConfig{MessageKey: "msg"}), zapcore.AddSync(logWriter{log}), zapcore.WarnLevel))
 }
 
-// logWriter passes on what etcd's library warns of.
 type logWriter struct{ log *slog.Logger }
 
 var _ io.Writer = logWriter{}
 
 func (w logWriter) Write(p []byte) (int, error) {
-	w.log.Warn("etcdutl", "says", strings.TrimSpace(string(p)))
+	w.log.Warn("etcd", "says", strings.TrimSpace(string(p)))
 	return len(p), nil
 }
 
@@ -211,8 +208,8 @@ func Describe(c Config, snapshot string) ([]string, error) {
 		return nil, err
 	}
 	return []string{
-		fmt.Sprintf("Fetch %s and check it: checksums, every page, room for twice its size in %s.", snapshot, data.beside()),
-		fmt.Sprintf("Restore it beside %s as member %s of %s, revision raised by %d.", data.dir, c.Name, c.InitialCluster, c.Bump),
+		fmt.Sprintf("Fetch %s into a new folder in %s and check it: room, checksums, every page.", snapshot, data.beside()),
+		fmt.Sprintf("Make it beside %s member %s of %s, revision raised by %d.", data.dir, c.Name, c.InitialCluster, c.Bump),
 		fmt.Sprintf("Rename it to %s.", data.dir),
 	}, nil
 }

@@ -96,12 +96,12 @@ func (c *Config) adaptBump(snapshot, live int64) error {
 		return nil
 	}
 	if c.BumpGiven || len(c.members()) > 1 {
-		if snapshot+int64(c.Bump) > live {
+		if snapshot+int64(c.Bump) > live { //nolint:gosec // it is at most maxBump
 			return nil
 		}
-		return refusedf("the data directory that is replaced is at revision %d, and the restored one would be at %d: clients would see the revision go back: give all members --bump-revision %d", live, snapshot+int64(c.Bump), live-snapshot+DefaultBump)
+		return refusedf("the data directory that is replaced is at revision %d, and the restored one would be at %d: clients would see the revision go back: give all members --bump-revision %d", live, snapshot+int64(c.Bump), live-snapshot+DefaultBump) //nolint:gosec // it is at most maxBump
 	}
-	c.Bump += uint64(live - snapshot)
+	c.Bump += uint64(live - snapshot) //nolint:gosec // live is more
 	return nil
 }
 
@@ -109,22 +109,17 @@ func (c *Config) adaptBump(snapshot, live int64) error {
 // segment and as much for the one that is made in advance.
 const walSpace = 160 << 20
 
-// room makes a check for Request.Room: the folder where the database is decoded to and the one where it is restored.
-func room(decodeTo, restoreTo string) func(size int64, decoded bool) error {
+// spaceHint is for what is made beside the data directory.
+const spaceHint = "make room there: nothing has been changed"
+
+// room makes a check for Request.Room: in dir, that many copies of the database are made, the decoded one among them.
+func room(dir string, copies int64) func(size int64, decoded bool) error {
 	return func(size int64, decoded bool) error {
-		same, err := sameFileSystem(decodeTo, restoreTo)
-		if err != nil {
-			return err
+		left := copies
+		if decoded {
+			left--
 		}
-		need := size + walSpace
-		if same && !decoded {
-			need += size
-		}
-		err = verify.CheckSpace(restoreTo, need, "make room there: nothing has been changed")
-		if err == nil && !same && !decoded {
-			err = verify.CheckSpace(decodeTo, size, spaceHint)
-		}
-		if err != nil {
+		if err := verify.CheckSpace(dir, left*size+walSpace, spaceHint); err != nil {
 			return fmt.Errorf("restore a database of %d bytes: %w", size, err)
 		}
 		return nil

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"etcdsnapshot.dev/agent/member"
 )
 
 const (
@@ -92,7 +94,7 @@ func stillThere(j *journal) (left []string) {
 			left = append(left, fmt.Sprintf("%s at %s may still be there (%v)", l.What, l.Address, err))
 		}
 	}
-	db := databaseIn(j.Config.DataDir)
+	db := member.Database(j.Config.DataDir)
 	f, err := os.Open(db)
 	if err != nil {
 		return left // no database, or none that can be opened: nobody is seen to hold it

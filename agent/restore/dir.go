@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 
+	"etcdsnapshot.dev/agent/member"
 	"etcdsnapshot.dev/agent/verify"
 )
 
@@ -157,32 +158,10 @@ func device(path string) (uint64, error) {
 	return uint64(st.Dev), nil
 }
 
-// sameFileSystem compares the folders, or the nearest above them that are there.
-func sameFileSystem(a, b string) (bool, error) {
-	var devices [2]uint64
-	for i, dir := range []string{a, b} {
-		for {
-			d, err := device(dir)
-			if err == nil {
-				devices[i] = d
-				break
-			}
-			if !errors.Is(err, fs.ErrNotExist) || filepath.Dir(dir) == dir {
-				return false, err
-			}
-			dir = filepath.Dir(dir)
-		}
-	}
-	return devices[0] == devices[1], nil
-}
-
-// databaseIn is where etcd keeps its database in a data directory.
-func databaseIn(dataDir string) string { return filepath.Join(dataDir, "member", "snap", "db") }
-
 // liveRevision is the revision of a data directory that no etcd runs on, 0 where it cannot be told: a data directory that
 // is damaged is a reason to restore, not one against it.
 func liveRevision(ctx context.Context, dataDir string) int64 {
-	status, err := verify.Inspect(ctx, databaseIn(dataDir))
+	status, err := verify.Inspect(ctx, member.Database(dataDir))
 	if err != nil {
 		return 0
 	}

@@ -32,28 +32,25 @@ func TestTooLittleSpace(t *testing.T) {
 	mount(t, "tmpfs", small, "tmpfs", 0, "mode=0700,size=100m")
 	m := newMember(t, "3.6", "m")
 	m.DataDir = filepath.Join(small, "etcd")
-	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, "")
+	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config)
 	var space *verify.SpaceError
 	require.ErrorAs(t, err, &space)
 	require.ErrorIs(t, err, syscall.ENOSPC)
 	require.ErrorContains(t, err, "nothing has been changed")
 	untouched(t, m.DataDir)
-	// The snapshot elsewhere is too large for its folder.
-	tiny := t.TempDir()
-	mount(t, "tmpfs", tiny, "tmpfs", 0, "mode=0700,size=64k")
-	m = newMember(t, "3.6", "m")
-	_, err = restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, tiny)
+	// Its stored form fits, and it is larger than that says: what compresses to nothing.
+	tight := t.TempDir()
+	mount(t, "tmpfs", tight, "tmpfs", 0, "mode=0700,size=162m")
+	m.DataDir = filepath.Join(tight, "etcd")
+	large := append(c.db[:4096:4096], make([]byte, 164<<20)...)
+	_, err = restore.Into(t.Context(), from(t, write(t, encode(t, large, "zstd"))), m.Config)
 	require.ErrorAs(t, err, &space)
-	require.ErrorContains(t, err, "--scratch-dir")
+	require.ErrorContains(t, err, "nothing has been changed")
 	untouched(t, m.DataDir)
-	// Its stored form fits, and it is larger than that says.
-	_, err = restore.Into(t.Context(), from(t, write(t, encode(t, make8(c.db), "zstd"))), m.Config, tiny)
-	require.Error(t, err)
-	untouched(t, m.DataDir)
+	left, err := os.ReadDir(tight)
+	require.NoError(t, err)
+	require.Empty(t, left)
 }
-
-// make8 keeps a database's beginning and makes a large one that compresses to nothing of it.
-func make8(db []byte) []byte { return append(db[:4096:4096], make([]byte, 8<<20)...) }
 
 // A data directory that is a mount point, also of the same file system, cannot be renamed: what is in it is.
 func TestMountedDataDirectory(t *testing.T) {
@@ -70,7 +67,7 @@ func TestMountedDataDirectory(t *testing.T) {
 				mount(t, disk, n.DataDir, "", unix.MS_BIND, "")
 			}
 			require.NoError(t, os.Mkdir(filepath.Join(n.DataDir, "lost+found"), 0o700))
-			_, err := restore.Into(t.Context(), from(t, write(t, c.db)), n.Config, "")
+			_, err := restore.Into(t.Context(), from(t, write(t, c.db)), n.Config)
 			require.NoError(t, err)
 			entries, err := os.ReadDir(n.DataDir)
 			require.NoError(t, err)
@@ -120,7 +117,7 @@ func TestLinkedDataDirectory(t *testing.T) {
 	require.Len(t, kept, 1)
 	broken := newMember(t, "3.6", "m")
 	require.NoError(t, os.Symlink("/nowhere/at/all", broken.DataDir))
-	_, err = restore.Into(t.Context(), from(t, file), broken.Config, "")
+	_, err = restore.Into(t.Context(), from(t, file), broken.Config)
 	require.ErrorIs(t, err, restore.ErrRefused)
 	require.ErrorContains(t, err, "is a disk not mounted")
 }
@@ -133,7 +130,7 @@ func TestOwner(t *testing.T) {
 	m := newMember(t, "3.6", "m")
 	require.NoError(t, os.Mkdir(m.DataDir, 0o755))
 	require.NoError(t, os.Chown(m.DataDir, 2379, 2380))
-	_, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), m.Config, "")
+	_, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), m.Config)
 	require.NoError(t, err)
 	require.NoError(t, filepath.WalkDir(m.DataDir, func(path string, d os.DirEntry, err error) error {
 		require.NoError(t, err)
@@ -148,7 +145,7 @@ func TestOwner(t *testing.T) {
 	// The old one may have been moved; a revision above its own is known then, too.
 	n := newMember(t, "3.6", "m")
 	n.OldDataDir = m.DataDir
-	res, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), n.Config, "")
+	res, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), n.Config)
 	require.NoError(t, err)
 	require.Equal(t, res.Revision+2*restore.DefaultBump, res.RestoredRevision)
 	fi, err := os.Stat(n.DataDir)
@@ -157,7 +154,7 @@ func TestOwner(t *testing.T) {
 	// Members of a cluster must all be raised by the same, which this one alone cannot choose.
 	n = newMember(t, "3.6", "m")
 	n.OldDataDir, n.InitialCluster, n.Bump = m.DataDir, n.InitialCluster+",o=http://127.0.0.1:1", 1000
-	_, err = restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), n.Config, "")
+	_, err = restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), n.Config)
 	require.ErrorIs(t, err, restore.ErrRefused)
 	require.ErrorContains(t, err, "give all members --bump-revision 2000000000")
 	untouched(t, n.DataDir)

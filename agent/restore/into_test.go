@@ -28,7 +28,7 @@ func TestEveryKeyAndLeaseIsBack(t *testing.T) {
 			m := newMember(t, version, "m")
 			r := from(t, write(t, encode(t, c.db, "zstd")))
 			r.EtcdVersion = version + ".0"
-			res, err := restore.Into(t.Context(), r, m.Config, "")
+			res, err := restore.Into(t.Context(), r, m.Config)
 			require.NoError(t, err)
 			require.Equal(t, c.revision, res.Revision)
 			require.Equal(t, c.revision+restore.DefaultBump, res.RestoredRevision)
@@ -86,7 +86,7 @@ func TestWatcherSeesNoRevisionGoBack(t *testing.T) {
 	cluster.Stop()
 
 	m := newMember(t, "3.5", "m")
-	_, err = restore.Into(ctx, from(t, file), m.Config, "")
+	_, err = restore.Into(ctx, from(t, file), m.Config)
 	require.NoError(t, err)
 	m.start(t)
 	restored := m.client(t)
@@ -113,7 +113,7 @@ func TestRevisionIsLeftWhereAsked(t *testing.T) {
 	c := real(t, "3.6")
 	m := newMember(t, "3.6", "m")
 	m.Bump = 0
-	res, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, "")
+	res, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config)
 	require.NoError(t, err)
 	require.Equal(t, c.revision, res.RestoredRevision)
 	m.start(t)
@@ -128,14 +128,14 @@ func TestRevisionIsLeftWhereAsked(t *testing.T) {
 func TestRestoreOfARestored(t *testing.T) {
 	c := real(t, "3.6")
 	first := newMember(t, "3.6", "m")
-	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), first.Config, "")
+	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), first.Config)
 	require.NoError(t, err)
 	db, err := os.ReadFile(filepath.Join(first.DataDir, "member", "snap", "db"))
 	require.NoError(t, err)
 	second := newMember(t, "3.6", "m")
 	r := from(t, write(t, db))
 	r.SkipHashCheck = true
-	res, err := restore.Into(t.Context(), r, second.Config, "")
+	res, err := restore.Into(t.Context(), r, second.Config)
 	require.NoError(t, err)
 	require.Equal(t, c.revision+2*restore.DefaultBump, res.RestoredRevision)
 	second.start(t)
@@ -151,18 +151,18 @@ func TestOtherToolsDatabases(t *testing.T) {
 		c := real(t, version)
 		t.Run(version+" snapshot", func(t *testing.T) {
 			m := newMember(t, version, "m")
-			_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, "")
+			_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config)
 			require.NoError(t, err)
 		})
 		t.Run(version+" copied db", func(t *testing.T) {
 			m := newMember(t, version, "m")
 			r := from(t, write(t, c.raw))
-			_, err := restore.Into(t.Context(), r, m.Config, "")
+			_, err := restore.Into(t.Context(), r, m.Config)
 			require.ErrorIs(t, err, archive.ErrCorrupt)
 			require.ErrorContains(t, err, "--skip-hash-check")
 			untouched(t, m.DataDir)
 			r.SkipHashCheck = true
-			_, err = restore.Into(t.Context(), r, m.Config, "")
+			_, err = restore.Into(t.Context(), r, m.Config)
 			require.NoError(t, err)
 			m.start(t)
 			client := m.client(t)
@@ -179,7 +179,7 @@ func TestStdin(t *testing.T) {
 	id, err := age.GenerateX25519Identity()
 	require.NoError(t, err)
 	r := restore.Request{Sources: []*restore.Source{restore.FromReader("stdin", bytes.NewReader(encode(t, c.db, "gzip", id)))}, Identities: []age.Identity{id}, Log: discard()}
-	res, err := restore.Into(t.Context(), r, m.Config, t.TempDir())
+	res, err := restore.Into(t.Context(), r, m.Config)
 	require.NoError(t, err)
 	require.Equal(t, c.revision, res.Revision)
 	requireOnly(t, m.DataDir)
@@ -191,7 +191,7 @@ func TestSeparateWAL(t *testing.T) {
 	m.WALDir = filepath.Join(t.TempDir(), "wal")
 	require.NoError(t, os.Mkdir(m.DataDir, 0o755))
 	require.NoError(t, os.Mkdir(m.WALDir, 0o755))
-	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, "")
+	_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config)
 	require.NoError(t, err)
 	requireOnly(t, m.DataDir)
 	requireOnly(t, m.WALDir)
@@ -204,7 +204,7 @@ func TestSeparateWAL(t *testing.T) {
 	// Neither is overwritten.
 	other := m.Config
 	other.DataDir = filepath.Join(t.TempDir(), "other")
-	_, err = restore.Into(t.Context(), from(t, write(t, c.db)), other, "")
+	_, err = restore.Into(t.Context(), from(t, write(t, c.db)), other)
 	require.ErrorIs(t, err, restore.ErrRefused)
 	require.ErrorContains(t, err, "write-ahead log is not empty")
 }
@@ -239,7 +239,7 @@ func TestRefused(t *testing.T) {
 			before := m.DataDir
 			r := from(t, write(t, c.db))
 			tc.change(&r, m)
-			_, err := restore.Into(t.Context(), r, m.Config, "")
+			_, err := restore.Into(t.Context(), r, m.Config)
 			require.ErrorIs(t, err, restore.ErrRefused)
 			require.ErrorContains(t, err, tc.says)
 			untouched(t, before)
@@ -249,14 +249,14 @@ func TestRefused(t *testing.T) {
 		m := newMember(t, "3.6", "m")
 		r := from(t, write(t, c.db))
 		r.EtcdVersion, r.AllowNewerStorage = "3.5.21", true
-		_, err := restore.Into(t.Context(), r, m.Config, "")
+		_, err := restore.Into(t.Context(), r, m.Config)
 		require.NoError(t, err)
 	})
 	t.Run("not empty", func(t *testing.T) {
 		m := newMember(t, "3.6", "m")
 		require.NoError(t, os.MkdirAll(filepath.Join(m.DataDir, "member"), 0o700))
 		before := tree(t, filepath.Dir(m.DataDir))
-		_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config, "")
+		_, err := restore.Into(t.Context(), from(t, write(t, c.db)), m.Config)
 		require.ErrorIs(t, err, restore.ErrRefused)
 		require.ErrorContains(t, err, "is not empty")
 		require.Equal(t, before, tree(t, filepath.Dir(m.DataDir)))
@@ -304,7 +304,7 @@ func TestDamage(t *testing.T) {
 			m := newMember(t, "3.6", "m")
 			r := from(t, write(t, tc.data))
 			r.Identities = tc.ids
-			_, err := restore.Into(t.Context(), r, m.Config, "")
+			_, err := restore.Into(t.Context(), r, m.Config)
 			require.ErrorIs(t, err, tc.is)
 			untouched(t, m.DataDir)
 		})
@@ -318,7 +318,7 @@ func TestInterrupted(t *testing.T) {
 	why := fmt.Errorf("stop it")
 	r := from(t, write(t, c.db))
 	r.Progress = func(string, int64, int64) { cancel(why) }
-	_, err := restore.Into(ctx, r, m.Config, "")
+	_, err := restore.Into(ctx, r, m.Config)
 	require.ErrorIs(t, err, why)
 	untouched(t, m.DataDir)
 }

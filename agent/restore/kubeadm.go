@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"etcdsnapshot.dev/agent/member"
 )
 
 // Kubeadm replaces the etcd of a control plane node that kubeadm made. All is read from the static pod manifests.
@@ -171,7 +173,7 @@ func (k *Kubeadm) begin(ctx context.Context, n *node, w *workDir) (*journal, err
 	if r.EtcdVersion == "" {
 		k.Log.Warn("the version of etcd is not known from the image's tag in etcd.yaml; that it can read the snapshot is not checked (give it as --etcd-version)")
 	}
-	r.Room = room(w.path, w.path)
+	r.Room, r.SpaceHint = room(w.path, 2), spaceHint
 	k.say("Fetching and checking the snapshot. Nothing is touched meanwhile.")
 	p, err := WriteDatabase(ctx, r, w.database())
 	if err != nil {
@@ -296,6 +298,9 @@ func (k *Kubeadm) build(ctx context.Context, w *workDir, j *journal) error {
 	}
 	k.say("Restoring into %s.", j.NewData)
 	k.before("make the new data directory")
+	if err := copyDatabase(j.Proven.Path, j.NewData); err != nil {
+		return err
+	}
 	res, err := build(ctx, j.Proven, j.Config, j.NewData, j.NewWAL, place{uid: j.UID, gid: j.GID}, k.Log)
 	if err != nil {
 		return err
@@ -306,6 +311,28 @@ func (k *Kubeadm) build(ctx context.Context, w *workDir, j *journal) error {
 	j.Config, j.Revision, j.Built = res.Config, res.RestoredRevision, true
 	k.before("write down that the new data directory is complete")
 	return k.step(w, j, "swap the data directories")
+}
+
+// copyDatabase puts the database into a new data directory, and keeps it where it is for when this is interrupted. Where the
+// file system can, both share their blocks (copy_file_range, by os.File.ReadFrom).
+func copyDatabase(from, dataDir string) error {
+	if err := member.MakeRoom(dataDir); err != nil {
+		return err
+	}
+	src, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("read the fetched database: %w", err)
+	}
+	defer src.Close()
+	dst, err := os.OpenFile(member.Database(dataDir), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fmt.Errorf("copy the fetched database: %w", err)
+	}
+	_, err = dst.ReadFrom(src)
+	if err = errors.Join(err, dst.Close()); err != nil {
+		return fmt.Errorf("copy the fetched database: %w", err)
+	}
+	return nil
 }
 
 // swap renames the old away and the new in its place.

@@ -323,7 +323,7 @@ func TestKubeadmRaisesAboveTheLiveRevision(t *testing.T) {
 	n := newNode(t, "3.6")
 	ahead := newMember(t, "3.6", "cp1")
 	ahead.Bump = 5 * restore.DefaultBump
-	_, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), ahead.Config, "")
+	_, err := restore.Into(t.Context(), from(t, write(t, real(t, "3.6").db)), ahead.Config)
 	require.NoError(t, err)
 	require.NoError(t, os.Remove(n.DataDir))
 	require.NoError(t, os.Rename(ahead.DataDir, n.DataDir))

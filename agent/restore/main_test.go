@@ -150,7 +150,7 @@ func encode(t *testing.T, db []byte, algorithm string, to ...*age.X25519Identity
 	t.Helper()
 	o := archive.Options{Algorithm: algorithm}
 	for _, id := range to {
-		rs, err := archive.ParseRecipients([]string{id.Recipient().String()})
+		rs, err := archive.ParseRecipients(archive.RecipientsField, []string{id.Recipient().String()})
 		require.NoError(t, err)
 		o.Recipients = append(o.Recipients, rs...)
 	}

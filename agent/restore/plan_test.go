@@ -147,7 +147,7 @@ func TestMemberOfAnotherSnapshotIsCaught(t *testing.T) {
 		if i == 2 {
 			db = other.db
 		}
-		_, err := restore.Into(t.Context(), from(t, write(t, db)), m.Config, "")
+		_, err := restore.Into(t.Context(), from(t, write(t, db)), m.Config)
 		require.NoError(t, err)
 	}
 	for _, m := range ms {

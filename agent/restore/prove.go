@@ -17,6 +17,7 @@ import (
 	"github.com/coreos/go-semver/semver"
 	bolt "go.etcd.io/bbolt"
 
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
 	"etcdsnapshot.dev/agent/verify"
@@ -42,6 +43,8 @@ type Request struct {
 	// Room, if not nil, checks that a database of that many bytes can be restored. It is asked before the download where the
 	// size is known then, and again (decoded is true) when the database lies in its file.
 	Room func(size int64, decoded bool) error
+	// SpaceHint says what to do where there is too little room; empty as in verify.Options.
+	SpaceHint string
 	// Progress, if not nil, is told how many bytes of how many (0: not known) of a copy were read.
 	Progress func(uri string, read, total int64)
 	Log      *slog.Logger
@@ -117,9 +120,8 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 	size := src.Size
 	if m != nil {
 		size = m.Object.Size
-		if m.ClusterUID != "" && r.ClusterUID != "" && m.ClusterUID != r.ClusterUID && !r.AllowOtherCluster {
-			return nil, fmt.Errorf("%w (to restore another cluster's snapshot here all the same: --allow-other-cluster)", &destination.ForeignError{
-				URI: src.URI, Theirs: destination.Owner{ClusterUID: m.ClusterUID}, Ours: destination.Owner{ClusterUID: r.ClusterUID}})
+		if err := checkCluster(r, src, m); err != nil {
+			return nil, err
 		}
 		// What is known before the download need not wait for it.
 		if err := checkVersion(r, majorMinor(m.Etcd.Version)); err != nil {
@@ -139,7 +141,7 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 			return nil, err
 		}
 	}
-	o := verify.Options{Identities: r.Identities, SkipHashCheck: r.SkipHashCheck, AllowNoChecksum: r.AllowNoChecksum, SpaceHint: spaceHint}
+	o := verify.Options{Identities: r.Identities, SkipHashCheck: r.SkipHashCheck, AllowNoChecksum: r.AllowNoChecksum, SpaceHint: r.SpaceHint}
 	if r.Progress != nil {
 		o.Progress = func(read int64) { r.Progress(src.URI, read, size) }
 	}
@@ -171,8 +173,14 @@ func prove(ctx context.Context, r Request, src *Source, dst string) (*Proven, er
 	return p, nil
 }
 
-// spaceHint goes with errors of space.
-const spaceHint = "make room, or choose another folder for the snapshot with --scratch-dir"
+// checkCluster refuses another cluster's snapshot.
+func checkCluster(r Request, src *Source, m *v1.Manifest) error {
+	if m.ClusterUID == "" || r.ClusterUID == "" || m.ClusterUID == r.ClusterUID || r.AllowOtherCluster {
+		return nil
+	}
+	return fmt.Errorf("%w (to restore another cluster's snapshot here all the same: --allow-other-cluster)", &destination.ForeignError{
+		URI: src.URI, Theirs: destination.Owner{ClusterUID: m.ClusterUID}, Ours: destination.Owner{ClusterUID: r.ClusterUID}})
+}
 
 func checkSum(r Request, sum string) error {
 	if r.ExpectSHA256 == "" || strings.EqualFold(r.ExpectSHA256, sum) {

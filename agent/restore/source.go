@@ -28,18 +28,41 @@ type Source struct {
 	Size int64
 	// Open gives the stored object and its manifest, which is nil where there is none.
 	Open func(ctx context.Context) (io.ReadCloser, *v1.Manifest, error)
+	// OpenExtras gives the extras that go with it and the manifest, each nil where there is none; nil where there cannot be
+	// any.
+	OpenExtras func(ctx context.Context) (io.ReadCloser, *v1.Manifest, error)
 }
 
 // FromDestination is the copy of the snapshot called name in d. A download survives broken connections; one that makes no
 // progress for stall (store.DefaultStall if 0) is given up.
 func FromDestination(d *destination.Destination, name string, stall time.Duration) *Source {
-	return &Source{Name: name, URI: d.URI(name), Open: func(ctx context.Context) (io.ReadCloser, *v1.Manifest, error) {
+	open := func(ctx context.Context, which func(m *v1.Manifest) *v1.ObjectFacts) (io.ReadCloser, *v1.Manifest, error) {
 		m, err := d.Manifest(ctx, name)
 		if err != nil {
 			return nil, nil, err
 		}
-		return store.OpenResumable(ctx, d.Store, m.Object.Key, m.Object.Size, stall, store.RetryPolicy{}), m, nil
-	}}
+		object := which(m)
+		if object == nil {
+			return nil, m, nil
+		}
+		return store.OpenResumable(ctx, d.Store, object.Key, object.Size, stall, store.RetryPolicy{}), m, nil
+	}
+	return &Source{Name: name, URI: d.URI(name),
+		Open: func(ctx context.Context) (io.ReadCloser, *v1.Manifest, error) {
+			return open(ctx, func(m *v1.Manifest) *v1.ObjectFacts { return &m.Object })
+		},
+		OpenExtras: func(ctx context.Context) (io.ReadCloser, *v1.Manifest, error) {
+			return open(ctx, extrasOf)
+		},
+	}
+}
+
+// extrasOf is the object of a manifest's extras; nil where it has none.
+func extrasOf(m *v1.Manifest) *v1.ObjectFacts {
+	if m.Extras == nil {
+		return nil
+	}
+	return &m.Extras.Object
 }
 
 // FromFile is a snapshot in a local file: one of ours, or a database as etcdctl, k3s and others save it. Where a manifest
@@ -61,21 +84,48 @@ func FromFile(path string, trusted archive.TrustedKeys) (*Source, error) {
 	if ours {
 		s.Name = name
 	}
-	s.Open = func(context.Context) (io.ReadCloser, *v1.Manifest, error) {
-		var m *v1.Manifest
+	open := func(path string) (io.ReadCloser, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("read snapshot: %w", err)
+		}
+		return f, nil
+	}
+	manifest := func() (m *v1.Manifest, err error) {
 		if ours {
 			if m, err = manifestBeside(path, name, trusted); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 		}
 		if m == nil && trusted != nil {
-			return nil, nil, fmt.Errorf("%s: snapshot is %w: there is no manifest beside it, which is what is signed (its name and .json)", path, archive.ErrUntrusted)
+			return nil, fmt.Errorf("%s: snapshot is %w: there is no manifest beside it, which is what is signed (its name and .json)", path, archive.ErrUntrusted)
 		}
-		f, err := os.Open(path)
+		return m, nil
+	}
+	s.Open = func(context.Context) (io.ReadCloser, *v1.Manifest, error) {
+		if ours && kind == archive.KindExtras {
+			return nil, nil, refusedf("%s holds the extras of a snapshot: name the file of the snapshot beside it, or extract these with --extras DIR", path)
+		}
+		m, err := manifest()
 		if err != nil {
-			return nil, nil, fmt.Errorf("read snapshot: %w", err)
+			return nil, nil, err
 		}
-		return f, m, nil
+		f, err := open(path)
+		return f, m, err
+	}
+	s.OpenExtras = func(context.Context) (io.ReadCloser, *v1.Manifest, error) {
+		m, err := manifest()
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case ours && kind == archive.KindExtras:
+			f, err := open(path)
+			return f, m, err
+		case m == nil || m.Extras == nil:
+			return nil, m, nil
+		}
+		f, err := open(filepath.Join(filepath.Dir(path), m.Extras.Object.Key))
+		return f, m, err
 	}
 	return s, nil
 }

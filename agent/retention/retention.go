@@ -35,19 +35,22 @@ type Decision struct {
 	Reasons []string
 }
 
+// NewestFirst orders snapshots: by the time that their names say, of the same second by when the store got them, then by name.
+func NewestFirst(a, b Snapshot) int {
+	return cmp.Or(b.Time.Compare(a.Time), b.Stored.Compare(a.Stored), cmp.Compare(b.Name, a.Name))
+}
+
 // clockTolerance is how far a name's time may be ahead of the store's clock before it is taken for wrong.
 const clockTolerance = time.Hour
 
-// Plan decides for each snapshot, newest first (of the same second, the one stored last). A nil policy keeps all.
+// Plan decides for each snapshot, in the order of NewestFirst. A nil policy keeps all.
 // Calendar rules count in loc. A policy that cannot be read is an error and no decision.
 func Plan(snapshots []Snapshot, policy *v1.Retention, now time.Time, loc *time.Location) ([]Decision, error) {
 	plan := make([]Decision, len(snapshots))
 	for i, s := range snapshots {
 		plan[i] = Decision{Snapshot: s}
 	}
-	slices.SortFunc(plan, func(a, b Decision) int {
-		return cmp.Or(b.Time.Compare(a.Time), b.Stored.Compare(a.Stored), cmp.Compare(b.Name, a.Name))
-	})
+	slices.SortFunc(plan, func(a, b Decision) int { return NewestFirst(a.Snapshot, b.Snapshot) })
 	if policy == nil {
 		for i := range plan {
 			plan[i].keep("no retention is set")

@@ -4,6 +4,7 @@ package schedule
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -21,6 +22,10 @@ func Parse(spec, timeZone string) (*Schedule, error) {
 	zone, err := time.LoadLocation(timeZone)
 	if err != nil {
 		return nil, fmt.Errorf("time zone %q: %w", timeZone, err)
+	}
+	// As the API server does. cron's own reading of it panics where no schedule follows.
+	if strings.Contains(spec, "TZ") {
+		return nil, fmt.Errorf("schedule %q: must not hold a time zone: timeZone is for that", spec)
 	}
 	c, err := cron.ParseStandard(spec)
 	if err != nil {

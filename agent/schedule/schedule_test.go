@@ -49,6 +49,10 @@ func TestInterval(t *testing.T) {
 func TestParseRefuses(t *testing.T) {
 	_, err := schedule.Parse("61 * * * *", "")
 	require.ErrorContains(t, err, `schedule "61 * * * *"`)
+	for _, spec := range []string{"TZ=", "CRON_TZ=Europe/Berlin 0 2 * * *"} {
+		_, err = schedule.Parse(spec, "")
+		require.ErrorContains(t, err, "must not hold a time zone")
+	}
 	_, err = schedule.Parse("@daily", "Europe/Atlantis")
 	require.ErrorContains(t, err, `time zone "Europe/Atlantis"`)
 }

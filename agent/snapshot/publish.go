@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/store"
 )
 
 // publish stores the proven snapshot in every destination that was claimed, side by side.
-func publish(ctx context.Context, q Request, res *Result, spool *spooled) {
+func publish(ctx context.Context, q Request, res *Result, spool *spooled, extras store.Blob) {
 	byName := map[string]*destination.Destination{}
 	for _, d := range q.Destinations {
 		byName[d.Spec.Name] = d
@@ -45,7 +46,7 @@ func publish(ctx context.Context, q Request, res *Result, spool *spooled) {
 				b.File = nil
 			}
 			begin := time.Now()
-			if o.Err = d.Publish(ctx, res.Manifest, b, q.Policy.Spec.Verification.AfterStore); o.Err != nil {
+			if o.Err = d.Publish(ctx, manifestFor(q, res.Manifest, o.Name), b, extras, q.Policy.Spec.Verification.AfterStore); o.Err != nil {
 				q.Log.Error("destination did not take the snapshot", "destination", o.Name, "error", o.Err)
 				return
 			}
@@ -78,6 +79,8 @@ func verdict(ctx context.Context, res *Result) error {
 		return &UnstoredError{Failed: failed}
 	case len(missed) > 0:
 		return &PartialError{Name: res.Manifest.Name, Failed: missed}
+	case res.ExtrasErr != nil:
+		return &ExtrasError{Name: res.Manifest.Name, Err: res.ExtrasErr}
 	}
 	return nil
 }

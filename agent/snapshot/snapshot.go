@@ -27,11 +27,13 @@ import (
 
 // Request is what a run needs.
 type Request struct {
-	Policy       *v1.EtcdSnapshotPolicy
-	Owner        destination.Owner
-	Etcd         *etcd.Cluster
-	Recipients   []archive.Recipient
-	Destinations []*destination.Destination
+	Policy     *v1.EtcdSnapshotPolicy
+	Owner      destination.Owner
+	Etcd       *etcd.Cluster
+	Recipients []archive.Recipient
+	// ExtrasRecipients open the extras of the policy, where it has some.
+	ExtrasRecipients []archive.Recipient
+	Destinations     []*destination.Destination
 	// Unusable are the policy's destinations that could not be opened, by name.
 	Unusable map[string]error
 	// SpoolDir is the folder for the one local file of the run.
@@ -59,10 +61,12 @@ type Progress struct {
 
 // Result is what a run made.
 type Result struct {
-	Manifest     *v1.Manifest  `json:"manifest"`
-	Endpoint     string        `json:"endpoint"`
-	Destinations []Outcome     `json:"destinations"`
-	Took         time.Duration `json:"-"`
+	Manifest     *v1.Manifest `json:"manifest"`
+	Endpoint     string       `json:"endpoint"`
+	Destinations []Outcome    `json:"destinations"`
+	// ExtrasErr is why the policy's extras could not be collected: the snapshot is stored without them.
+	ExtrasErr error         `json:"-"`
+	Took      time.Duration `json:"-"`
 	// StreamTook is how long etcd had to hold its read transaction open.
 	StreamTook time.Duration `json:"-"`
 }
@@ -95,6 +99,18 @@ func (e *PartialError) Error() string {
 
 func (e *PartialError) Unwrap() []error { return causes(e.Failed) }
 
+// ExtrasError says that the snapshot is stored and checked, but without the policy's extras.
+type ExtrasError struct {
+	Name string
+	Err  error
+}
+
+func (e *ExtrasError) Error() string {
+	return fmt.Sprintf("snapshot %s is stored, but without its extras: %v", e.Name, e.Err)
+}
+
+func (e *ExtrasError) Unwrap() error { return e.Err }
+
 // UnstoredError says that the snapshot is in no destination.
 type UnstoredError struct{ Failed []Outcome }
 
@@ -125,7 +141,7 @@ func causes(os []Outcome) []error {
 
 // Run takes one snapshot. The result is not nil once the snapshot was proven, also when storing it failed somewhere.
 // Errors: *destination.ForeignError and *etcd.ConfigError before anything was asked of etcd, *etcd.UnavailableError,
-// *PartialError, *UnstoredError, the cause of ctx.
+// *PartialError, *ExtrasError, *UnstoredError, the cause of ctx.
 func Run(ctx context.Context, q Request) (*Result, error) {
 	if q.Now == nil {
 		q.Now = time.Now
@@ -157,7 +173,13 @@ func Run(ctx context.Context, q Request) (*Result, error) {
 		}
 	}()
 	res.Destinations = outcomes
-	publish(ctx, q, res, spool)
+	var extras store.Blob
+	if wantsExtras(q, outcomes) {
+		if res.Manifest.Extras, extras, res.ExtrasErr = collect(ctx, q, res.Manifest.Name); res.ExtrasErr != nil {
+			q.Log.Error("extras cannot be collected; the snapshot is stored without them", "error", res.ExtrasErr)
+		}
+	}
+	publish(ctx, q, res, spool, extras)
 	res.Took = q.Now().Sub(begin)
 	return res, verdict(ctx, res)
 }
@@ -330,7 +352,7 @@ func manifestOf(q Request, name string, m etcd.Member, s *spooled) (*v1.Manifest
 		CreatedAt: metav1.NewTime(parsed.Time), Node: q.Node, AgentVersion: q.AgentVersion, KubernetesVersion: q.KubernetesVersion,
 		Etcd: v1.SnapshotEtcd{
 			ClusterID: fmt.Sprintf("%x", m.ClusterID), MemberID: fmt.Sprintf("%x", m.MemberID),
-			Version: m.Version, StorageVersion: m.StorageVersion, Revision: m.Revision, RaftTerm: int64(m.RaftTerm),
+			Version: m.Version, StorageVersion: m.StorageVersion, Revision: m.Revision, RaftTerm: int64(m.RaftTerm), //nolint:gosec // terms are counted from 1
 		},
 		Database:    v1.DatabaseFacts{Size: s.db.Size, SHA256: fmt.Sprintf("%x", s.db.SHA256)},
 		Object:      v1.ObjectFacts{Key: name + archive.Suffix(compression, len(q.Recipients) > 0), Size: s.blob.Size, SHA256: fmt.Sprintf("%x", s.blob.SHA256)},

@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/api/v3/version"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/member"
 )
 
 // Drill is what an etcd that was started from a snapshot served.
@@ -35,15 +36,17 @@ type Drill struct {
 	Kinds
 }
 
-// DrillSpace is how much room a drill needs for a database of size bytes: the database, the data directory that is
-// restored from it, and what etcd writes as it starts.
-func DrillSpace(size int64) int64 { return 2*size + size/5 + 64<<20 }
+// DrillSpace is how much room a drill needs for a database of size bytes: the database, which becomes the data directory's
+// own, and what etcd writes as it starts.
+func DrillSpace(size int64) int64 { return size + size/5 + 64<<20 }
+
+// drillDir is the data directory in a scratch folder.
+func drillDir(scratch *Scratch) string { return filepath.Join(scratch.path, "restored") }
 
 // drillRequest is what the child reads from its standard input.
 type drillRequest struct {
-	// Database is the file, DataDir where to restore it to.
-	Database, DataDir string
-	SkipHashCheck     bool
+	// DataDir in which the database lies.
+	DataDir string
 }
 
 // drillReply is what the child writes to its standard output.
@@ -52,23 +55,28 @@ type drillReply struct {
 	Error string `json:"error,omitempty"`
 }
 
-// runDrill restores the proven database in the file db into the scratch folder and starts an etcd from it, in a child
-// process: etcd ends its process where it finds what it cannot live with, and that must be a result here. command is
-// this program and the arguments with which it calls DrillMain.
+// runDrill makes a member of the proven database that lies in drillDir and starts an etcd from it, in a child process: etcd
+// ends its process where it finds what it cannot live with, and that must be a result here. command is this program and the
+// arguments with which it calls DrillMain. The database is of no use afterwards.
 //
 // A snapshot that does not come up, or serves something else than facts say, is archive.ErrCorrupt. *SpaceError and other
 // errors say that it could not be tried.
-func runDrill(ctx context.Context, scratch *Scratch, db string, facts Facts, skipHashCheck bool, command []string, log *slog.Logger) (*Drill, error) {
+func runDrill(ctx context.Context, scratch *Scratch, facts Facts, command []string, log *slog.Logger) (*Drill, error) {
 	if err := checkStorageVersion(facts); err != nil {
 		return nil, err
 	}
-	request, err := json.Marshal(drillRequest{Database: db, DataDir: filepath.Join(scratch.path, "restored"), SkipHashCheck: skipHashCheck})
+	if facts.HasTrailer {
+		if err := member.TrimChecksum(drillDir(scratch), facts.Size); err != nil {
+			return nil, fmt.Errorf("drill: %w", err)
+		}
+	}
+	request, err := json.Marshal(drillRequest{DataDir: drillDir(scratch)})
 	if err != nil {
 		return nil, err
 	}
 	var stdout bytes.Buffer
 	stderr := &tail{log: log}
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // the command is this program itself
 	cmd.Stdout, cmd.Stderr = &stdout, stderr
 	// The child ends when this pipe does, hence with this process, and holds the scratch folder's lock as long.
 	stdin, err := cmd.StdinPipe()

@@ -15,6 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"etcdsnapshot.dev/agent/archive"
+	"etcdsnapshot.dev/agent/member"
 	"etcdsnapshot.dev/ci/etcdtest"
 )
 
@@ -27,6 +28,22 @@ func scratch(t *testing.T) *Scratch {
 		require.NoDirExists(t, s.Path())
 	})
 	return s
+}
+
+// drillScratch gives a scratch folder in which a copy of the database at path lies where runDrill expects it.
+func drillScratch(t *testing.T, path string) *Scratch {
+	t.Helper()
+	s := scratch(t)
+	drillPlace(t, s, path)
+	return s
+}
+
+func drillPlace(t *testing.T, s *Scratch, path string) {
+	t.Helper()
+	db, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, member.MakeRoom(drillDir(s)))
+	require.NoError(t, os.WriteFile(member.Database(drillDir(s)), db, 0o600))
 }
 
 // readied gives a proven database in a file.
@@ -43,7 +60,7 @@ func TestDrillOfEveryVersion(t *testing.T) {
 		t.Run(version, func(t *testing.T) {
 			c := real(t, version)
 			path, facts := readied(t, c.db)
-			d, err := runDrill(t.Context(), scratch(t), path, facts, false, drillCommand, quiet)
+			d, err := runDrill(t.Context(), drillScratch(t, path), facts, drillCommand, quiet)
 			require.NoError(t, err)
 			require.Equal(t, c.keys, d.Keys)
 			require.Equal(t, c.revision, d.Revision)
@@ -94,8 +111,7 @@ func TestDrillFindsWhatPagesDoNotShow(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			path, facts := readied(t, edited(t, db, k.edit))
-			s := scratch(t)
-			_, err := runDrill(t.Context(), s, path, facts, true, drillCommand, quiet)
+			_, err := runDrill(t.Context(), drillScratch(t, path), facts, drillCommand, quiet)
 			t.Log(err)
 			require.ErrorIs(t, err, archive.ErrCorrupt)
 			require.ErrorContains(t, err, k.says)
@@ -104,12 +120,12 @@ func TestDrillFindsWhatPagesDoNotShow(t *testing.T) {
 	t.Run("counts", func(t *testing.T) {
 		path, facts := readied(t, db)
 		facts.TotalKeys++
-		_, err := runDrill(t.Context(), scratch(t), path, facts, false, drillCommand, quiet)
+		_, err := runDrill(t.Context(), drillScratch(t, path), facts, drillCommand, quiet)
 		require.ErrorIs(t, err, archive.ErrCorrupt)
 		require.ErrorContains(t, err, "it serves")
 		facts.TotalKeys--
 		facts.Revision++
-		_, err = runDrill(t.Context(), scratch(t), path, facts, false, drillCommand, quiet)
+		_, err = runDrill(t.Context(), drillScratch(t, path), facts, drillCommand, quiet)
 		require.ErrorContains(t, err, "it begins at revision")
 	})
 }
@@ -122,7 +138,7 @@ func TestDrillOfRestored(t *testing.T) {
 	require.True(t, facts.Bumped)
 	require.Equal(t, c.keys+1, facts.TotalKeys)
 	require.EqualValues(t, status(t, path).TotalKey, facts.TotalKeys)
-	d, err := runDrill(t.Context(), scratch(t), path, facts, true, drillCommand, quiet)
+	d, err := runDrill(t.Context(), drillScratch(t, path), facts, drillCommand, quiet)
 	require.NoError(t, err)
 	require.Equal(t, c.keys, d.Keys)
 	require.Equal(t, c.revision+1_000_000, d.Revision)
@@ -130,7 +146,7 @@ func TestDrillOfRestored(t *testing.T) {
 
 func TestDrillRefusesNewerStorage(t *testing.T) {
 	facts := Facts{Status: Status{StorageVersion: "3.99.0"}}
-	_, err := runDrill(t.Context(), scratch(t), "unused", facts, false, drillCommand, quiet)
+	_, err := runDrill(t.Context(), scratch(t), facts, drillCommand, quiet)
 	require.ErrorContains(t, err, "use a newer agent")
 	require.NotErrorIs(t, err, archive.ErrCorrupt)
 }
@@ -141,26 +157,26 @@ func TestDrillEndsWithItsParent(t *testing.T) {
 	t.Run("context", func(t *testing.T) {
 		why := errors.New("told to stop")
 		ctx, cancel := context.WithCancelCause(t.Context())
-		s := scratch(t)
+		s := drillScratch(t, path)
 		go func() {
 			for !exists(filepath.Join(s.Path(), "restored", "member", "wal")) && t.Context().Err() == nil {
 				time.Sleep(time.Millisecond)
 			}
 			cancel(why)
 		}()
-		_, err := runDrill(ctx, s, path, facts, false, drillCommand, quiet)
+		_, err := runDrill(ctx, s, facts, drillCommand, quiet)
 		require.ErrorIs(t, err, why)
 	})
 	t.Run("pipe", func(t *testing.T) {
-		dir := t.TempDir()
+		dir := drillDir(drillScratch(t, path))
 		cmd := exec.Command(drillCommand[0], drillCommand[1:]...)
 		stdin, err := cmd.StdinPipe()
 		require.NoError(t, err)
 		var stdout bytes.Buffer
 		cmd.Stdout = &stdout
 		require.NoError(t, cmd.Start())
-		require.NoError(t, json.NewEncoder(stdin).Encode(drillRequest{Database: path, DataDir: filepath.Join(dir, "restored")}))
-		require.Eventually(t, func() bool { return exists(filepath.Join(dir, "restored")) }, 30*time.Second, time.Millisecond)
+		require.NoError(t, json.NewEncoder(stdin).Encode(drillRequest{DataDir: dir}))
+		require.Eventually(t, func() bool { return exists(filepath.Join(dir, "member", "wal")) }, 30*time.Second, time.Millisecond)
 		require.NoError(t, stdin.Close()) // what the kernel does when the parent is killed
 		var exit *exec.ExitError
 		require.ErrorAs(t, cmd.Wait(), &exit)
@@ -197,7 +213,7 @@ func TestDrillCrashes(t *testing.T) {
 		"no result":     {script: "cat >/dev/null & echo nonsense", says: "its process gave no result"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := runDrill(t.Context(), s, "unused", Facts{}, false, []string{"sh", "-c", "read request; " + k.script}, quiet)
+			_, err := runDrill(t.Context(), s, Facts{}, []string{"sh", "-c", "read request; " + k.script}, quiet)
 			require.ErrorContains(t, err, k.says)
 			require.Equal(t, k.corrupt, errors.Is(err, archive.ErrCorrupt), err)
 			var space *SpaceError

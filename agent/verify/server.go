@@ -9,7 +9,6 @@ import (
 	bolt "go.etcd.io/bbolt"
 	"go.etcd.io/etcd/api/v3/version"
 	"go.etcd.io/etcd/client/pkg/v3/types"
-	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.etcd.io/etcd/server/v3/config"
 	"go.etcd.io/etcd/server/v3/etcdserver"
 	"go.etcd.io/etcd/server/v3/features"
@@ -19,6 +18,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"etcdsnapshot.dev/agent/etcddb"
+	"etcdsnapshot.dev/agent/member"
 )
 
 // The one member of the throwaway cluster. Nothing listens at its URL and nothing is sent there: a cluster of one has
@@ -41,15 +41,7 @@ const (
 func drill(request drillRequest, stderr io.Writer) (*Drill, error) {
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(stderr), zapcore.WarnLevel))
 	wal.SegmentSizeBytes = drillWAL
-	err := snapshot.NewV3(log).Restore(snapshot.RestoreConfig{
-		SnapshotPath:        request.Database,
-		Name:                drillName,
-		OutputDataDir:       request.DataDir,
-		PeerURLs:            []string{drillURL},
-		InitialCluster:      drillName + "=" + drillURL,
-		InitialClusterToken: drillName,
-		SkipHashCheck:       request.SkipHashCheck,
-	})
+	err := member.Make(member.Config{DataDir: request.DataDir, Name: drillName, InitialCluster: drillName + "=" + drillURL, Token: drillName}, log)
 	if err != nil {
 		return nil, fmt.Errorf("restore: %w", err)
 	}

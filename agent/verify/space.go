@@ -60,7 +60,7 @@ func FreeSpace(dir string) (int64, error) {
 		var st unix.Statfs_t
 		switch err := unix.Statfs(at, &st); {
 		case err == nil:
-			free := uint64(st.Bavail) * uint64(st.Bsize)
+			free := uint64(st.Bavail) * uint64(st.Bsize) //nolint:gosec // a block has a size
 			return int64(min(free, math.MaxInt64)), nil
 		case errors.Is(err, os.ErrNotExist) && filepath.Dir(at) != at:
 			at = filepath.Dir(at)

@@ -19,6 +19,7 @@ import (
 
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/etcddb"
+	"etcdsnapshot.dev/agent/member"
 )
 
 // tmpfs mounts a file system of that size over a new folder; only root can, and CI must.
@@ -75,7 +76,8 @@ func TestTooLittleRoom(t *testing.T) {
 	sc, err := OpenScratch(tmpfs(t, "2m"), quiet)
 	require.NoError(t, err)
 	defer sc.Close()
-	_, err = runDrill(t.Context(), sc, path, facts, false, drillCommand, quiet)
+	drillPlace(t, sc, path)
+	_, err = runDrill(t.Context(), sc, facts, drillCommand, quiet)
 	require.ErrorAs(t, err, &space)
 	require.NotErrorIs(t, err, archive.ErrCorrupt)
 }
@@ -89,16 +91,15 @@ func TestRoomForDrill(t *testing.T) {
 	sc, err := OpenScratch(root, quiet)
 	require.NoError(t, err)
 	defer sc.Close()
-	db := filepath.Join(sc.Path(), "snapshot.db")
-	require.NoError(t, os.WriteFile(db, c.db, 0o600))
-	facts := Facts{Size: int64(len(c.db))}
-	facts.Status, err = Inspect(t.Context(), db)
+	drillPlace(t, sc, writeFile(t, c.db))
+	facts := Facts{Size: int64(len(c.db)), HasTrailer: true}
+	facts.Status, err = Inspect(t.Context(), member.Database(drillDir(sc)))
 	require.NoError(t, err)
 	// All but what is asked for is taken.
 	free, err := FreeSpace(root)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(root, "ballast"), make([]byte, free-(DrillSpace(facts.Size)-facts.Size)), 0o600))
-	_, err = runDrill(t.Context(), sc, db, facts, false, drillCommand, quiet)
+	_, err = runDrill(t.Context(), sc, facts, drillCommand, quiet)
 	require.NoError(t, err)
 }
 

@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	"filippo.io/age"
 
+	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/agent/destination"
+	"etcdsnapshot.dev/agent/member"
 	"etcdsnapshot.dev/agent/store"
 )
 
@@ -60,6 +61,8 @@ type Result struct {
 	// Facts from LevelDatabase on, Drill at LevelRestore; nil before.
 	Facts *Facts
 	Drill *Drill
+	// Extras says how well the files of the node that go with it are proven; nil where there are none.
+	Extras *ExtrasResult
 }
 
 // Stored verifies the copy of a snapshot in a destination. Whatever is wrong with the snapshot is archive.ErrCorrupt: also
@@ -75,6 +78,24 @@ func Stored(ctx context.Context, d *destination.Destination, name string, r Requ
 	if err != nil {
 		return res, err
 	}
+	if m.Extras == nil {
+		return stored(ctx, d, m, r, res)
+	}
+	x, xerr := storedExtras(ctx, d, m, r)
+	res, err = stored(ctx, d, m, r, res)
+	res.Extras = x
+	switch {
+	case xerr == nil:
+	case err == nil:
+		err = fmt.Errorf("extras, which go with a snapshot that is good itself: %w", xerr)
+	default:
+		err = errors.Join(err, fmt.Errorf("extras: %w", xerr))
+	}
+	return res, err
+}
+
+// stored verifies the snapshot itself.
+func stored(ctx context.Context, d *destination.Destination, m *v1.Manifest, r Request, res Result) (_ Result, err error) {
 	res.Key = m.Object.Key
 	level := r.Level
 	if m.Encryption != nil && len(r.Identities) == 0 && r.Lower && level != LevelChecksum {
@@ -109,7 +130,11 @@ func Stored(ctx context.Context, d *destination.Destination, name string, r Requ
 		return res, nil
 	}
 	res.Level = LevelDatabase
-	db := filepath.Join(r.Scratch.Path(), "snapshot.db")
+	// Where the drill needs it.
+	if err := member.MakeRoom(drillDir(r.Scratch)); err != nil {
+		return res, err
+	}
+	db := member.Database(drillDir(r.Scratch))
 	facts, err := Database(ctx, Source{Name: uri, Reader: in, Manifest: m}, db, Options{Identities: r.Identities, Progress: progress})
 	if err != nil {
 		return res, missing(err)
@@ -119,7 +144,7 @@ func Stored(ctx context.Context, d *destination.Destination, name string, r Requ
 		return res, nil
 	}
 	res.Level = LevelRestore
-	res.Drill, err = runDrill(ctx, r.Scratch, db, facts, false, r.DrillCommand, r.Log)
+	res.Drill, err = runDrill(ctx, r.Scratch, facts, r.DrillCommand, r.Log)
 	if err != nil {
 		return res, fmt.Errorf("%s: %w", uri, err)
 	}

@@ -41,7 +41,7 @@ func newShelf(t *testing.T) *shelf {
 func (s *shelf) put(t *testing.T, m *v1.Manifest, stored []byte) {
 	t.Helper()
 	b := store.Blob{ReaderAt: bytes.NewReader(stored), Size: int64(len(stored)), SHA256: sha256.Sum256(stored)}
-	require.NoError(t, s.Publish(t.Context(), m, b, v1.AfterStoreFull))
+	require.NoError(t, s.Publish(t.Context(), m, b, store.Blob{}, v1.AfterStoreFull))
 }
 
 func (s *shelf) path(key string) string { return filepath.Join(s.dir, key) }

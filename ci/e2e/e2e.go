@@ -72,7 +72,7 @@ func run(ctx context.Context, m *testing.M, nodes int, use func(*Cluster)) (code
 	go func() { done <- m.Run() }()
 	select {
 	case code = <-done:
-		return code, nil
+		return search.Report(os.Stderr, code), nil
 	case <-ctx.Done():
 		return 1, ctx.Err()
 	}

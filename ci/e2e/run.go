@@ -59,6 +59,7 @@ func (c *Cluster) Finish(tb testing.TB, namespace, job string) *Run {
 	pods, err := c.Client.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
 	require.NoError(tb, err)
 	r.Pods = pods.Items
+	c.note(tb, namespace)
 	slices.SortFunc(r.Pods, func(a, b corev1.Pod) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	return r
 }

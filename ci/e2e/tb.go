@@ -148,6 +148,7 @@ func (c *Cluster) Uninstall(tb testing.TB, r Release) {
 func (c *Cluster) Purge(tb testing.TB, r Release) {
 	tb.Helper()
 	r = r.withDefaults()
+	c.note(tb, r.Namespace)
 	c.Uninstall(tb, r)
 	ctx, cancel := context.WithTimeout(context.Background(), Timeout)
 	defer cancel()
@@ -163,6 +164,7 @@ func (c *Cluster) Purge(tb testing.TB, r Release) {
 		c.AwaitGone(tb, CRDs, "", name)
 	}
 	for _, node := range c.ControlPlane(tb) {
+		c.noteNode(ctx, tb, node)
 		_, err := c.Exec(ctx, node, "rm", "-rf", "/var/lib/etcd-snapshots")
 		require.NoError(tb, err)
 	}

@@ -6,6 +6,7 @@
 package etcdtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ type Options struct {
 	Learner bool
 	// TLS for clients, who must show a certificate. Peers talk plain HTTP.
 	TLS bool
+	// CertLifetime is how long their certificates are valid; certs.Lifetime if zero.
+	CertLifetime time.Duration
 	// AnyClient lets clients in that show no certificate.
 	AnyClient bool
 	// IPv6 has clients connect to [::1].
@@ -87,7 +90,7 @@ func New(ctx context.Context, dir string, opts Options) (*Cluster, error) {
 	defer cancel()
 	c := &Cluster{Options: opts, dir: dir}
 	if opts.TLS {
-		if c.Certs, err = certs.Write(filepath.Join(dir, "pki")); err != nil {
+		if c.Certs, err = certs.Write(filepath.Join(dir, "pki"), cmp.Or(opts.CertLifetime, certs.Lifetime)); err != nil {
 			return nil, fmt.Errorf("make certificates: %w", err)
 		}
 	}

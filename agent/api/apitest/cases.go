@@ -68,6 +68,8 @@ func Accepted() map[string]string {
 		"time zone":                spec("  timeZone: Europe/Berlin"),
 		"metrics":                  spec("  metrics: {cluster: prod-eu, perNode: true, textfile: {directory: /var/lib/node_exporter}, pushgateway: {url: \"http://[::1]:9091\"}, otlp: {url: \"https://otel.example:4318/v1/metrics\", credentialsDir: /c, caBundleFile: /ca.crt}}"),
 		"notifications":            spec("  notifications:\n  - {name: ops, webhook: {credentialsDir: /n/ops}}\n  - {name: audit, webhook: {credentialsDir: /n/audit, events: [every], signed: true, format: json, caBundleFile: /ca.crt}}\n  - {name: chat, webhook: {credentialsDir: /n/chat, format: teams, signed: false}}\n  - {name: switch, ping: {credentialsDir: /n/switch, run: verify}}"),
+		"extras of their own key":  spec(`  extras: {paths: [/etc/kubernetes/pki/], encryption: {age: {recipients: ["` + Recipient + `"]}}}`),
+		"extras":                   spec(`  encryption: {age: {recipients: ["` + Recipient + `"]}}` + "\n  extras: {paths: [/etc/kubernetes/pki, /etc/a..b], destinations: [node]}"),
 	}
 }
 
@@ -174,5 +176,10 @@ func Refused() map[string]Refusal {
 		"webhook of doubled event":     {Doc: notification("{name: a, webhook: {credentialsDir: /a, events: [failed, failed]}}"), Want: []string{"spec.notifications[0].webhook.events[1]", "Duplicate"}},
 		"signed for Slack":             {Doc: notification("{name: a, webhook: {credentialsDir: /a, format: slack, signed: true}}"), Want: []string{"spec.notifications[0].webhook", "signed goes with format json"}},
 		"ping of unknown run":          {Doc: notification("{name: a, ping: {credentialsDir: /a, run: restore}}"), Want: []string{"spec.notifications[0].ping.run", "restore"}},
+		"extras in the clear":          {Doc: spec("  extras: {paths: [/etc/kubernetes/pki]}"), Want: []string{"spec.extras", "must be encrypted"}},
+		"extras to nowhere":            {Doc: spec(`  extras: {paths: [/e], destinations: [nod], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.destinations", "must name destinations"}},
+		"extras without paths":         {Doc: spec(`  extras: {paths: [], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths"}},
+		"extras relative":              {Doc: spec(`  extras: {paths: [etc], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths[0]"}},
+		"extras through dots":          {Doc: spec(`  extras: {paths: [/etc/../root], encryption: {age: {recipients: ["` + Recipient + `"]}}}`), Want: []string{"spec.extras.paths[0]", "segments"}},
 	}
 }

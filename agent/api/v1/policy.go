@@ -39,6 +39,9 @@ type EtcdSnapshotPolicyList struct {
 }
 
 // EtcdSnapshotPolicySpec is what a user writes.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.extras) || has(self.extras.encryption) || has(self.encryption)",message="extras must be encrypted: set extras.encryption.age.recipients, or encryption.age.recipients",fieldPath=".extras"
+// +kubebuilder:validation:XValidation:rule="!has(self.extras) || !has(self.extras.destinations) || self.extras.destinations.all(n, self.destinations.exists(d, d.name == n))",message="extras.destinations must name destinations of this policy",fieldPath=".extras.destinations"
 type EtcdSnapshotPolicySpec struct {
 	// Name of the folder in every destination that this cluster's snapshots lie in. Defaults to the UID of the
 	// namespace kube-system; where the policy is read from a file without an API server, to status.clusterName, and
@@ -103,6 +106,38 @@ type EtcdSnapshotPolicySpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Notifications []Notification `json:"notifications,omitempty"`
+
+	// Files of the node that are stored beside each snapshot in an archive of their own, always encrypted: what a
+	// restored etcd is of little use without. Left out, there are none.
+	// +optional
+	Extras *ExtrasSpec `json:"extras,omitempty"`
+}
+
+// ExtrasSpec says which files of the node go with each snapshot. They hold private keys: whoever opens the archive can
+// act as anyone in the cluster.
+type ExtrasSpec struct {
+	// Files and folders, by the paths that they have on the node. Folders are taken with all that is in them; symbolic
+	// links in them are kept as links.
+	// +required
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=1024
+	// +kubebuilder:validation:items:Pattern=`^(/[^/]+)+/?$`
+	// +kubebuilder:validation:items:XValidation:rule="!self.matches('/[.]{1,2}(/|$)')",message="must not hold the segments '.' or '..'"
+	Paths []string `json:"paths"`
+
+	// Who can open the archive. Left out, whoever opens the snapshots.
+	// +optional
+	Encryption *EncryptionSpec `json:"encryption,omitempty"`
+
+	// Names of the destinations that get the archive. Left out, all do.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=40
+	Destinations []string `json:"destinations,omitempty"`
 }
 
 // EtcdSpec says how to reach etcd. Files are named by the paths they have on the node, which are the paths at

@@ -149,6 +149,23 @@ type Manifest struct {
 	Name string `json:"name"`
 
 	SnapshotFacts `json:",inline"`
+
+	// Files of the node that lie beside this copy of the snapshot; left out where there are none.
+	// +optional
+	Extras *ExtrasFacts `json:"extras,omitempty"`
+}
+
+// ExtrasFacts describe the archive of the node's files: a tar file, compressed with zstd, encrypted with age.
+type ExtrasFacts struct {
+	// The archive as it is stored.
+	// +required
+	Object ObjectFacts `json:"object"`
+	// Who can open it.
+	// +required
+	Encryption EncryptionFacts `json:"encryption"`
+	// Paths of the files in it, as they were on the node.
+	// +required
+	Files []string `json:"files"`
 }
 
 // EtcdSnapshotStatus is where the snapshot is and how well it is known to be good. It is written by the agent only.

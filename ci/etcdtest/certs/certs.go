@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// lifetime of what is valid, counted from a little before now: a run of tests is over long before.
-const lifetime = 24 * time.Hour
+// Lifetime of what is valid where none is given, counted from a little before now: a run of tests is over long before.
+const Lifetime = 24 * time.Hour
 
 // Set is a set of PEM files, all of mode 0600.
 type Set struct {
@@ -36,17 +36,17 @@ type Set struct {
 	OtherCAFile, OtherClientCertFile, OtherClientKeyFile string
 }
 
-// Write makes a new set in dir, which is made if it is missing.
-func Write(dir string) (*Set, error) {
+// Write makes a new set in dir, which is made if it is missing. What is valid lasts for lifetime.
+func Write(dir string, lifetime time.Duration) (*Set, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	s := &Set{}
-	ca, err := NewCA("etcd-ca")
+	ca, err := newCA("etcd-ca", lifetime)
 	if err != nil {
 		return nil, err
 	}
-	other, err := NewCA("other-ca")
+	other, err := newCA("other-ca", lifetime)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,9 @@ type CA struct {
 }
 
 // NewCA makes an authority.
-func NewCA(name string) (*CA, error) {
+func NewCA(name string) (*CA, error) { return newCA(name, Lifetime) }
+
+func newCA(name string, lifetime time.Duration) (*CA, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, err
