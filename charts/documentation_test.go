@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -77,6 +78,12 @@ func TestEveryDocumentedValueIsUsed(t *testing.T) {
 				"verification.resources.requests", "verification.resources.limits":
 				set["verification"].(map[string]any)["schedule"] = "@daily"
 				with = "{verification: {schedule: '@daily'}}"
+			case "extras.enabled", "extras.paths", "extras.additionalPaths", "extras.encryption", "extras.destinations":
+				at["enabled"] = true
+				set["encryption"] = other["encryption"]
+				recipients, err := json.Marshal(other["encryption"])
+				require.NoError(t, err)
+				with = "{extras: {enabled: " + strconv.FormatBool(path != "extras.enabled") + "}, encryption: " + string(recipients) + "}"
 			case "etcd.existingSecret":
 				at["existingSecret"] = "mine"
 			case "monitoring.kubeStateMetrics.configMap.labels", "monitoring.prometheusRule.labels", "monitoring.prometheusRule.annotations",

@@ -105,6 +105,7 @@ func TestMonitoringChain(t *testing.T) {
 		`etcd_snapshot_last_verification_result{policy="healthy",level="database",result="Passed"}`:                       1,
 		`count(etcd_snapshot_snapshot_info{policy="healthy",etcd_version="3.6.5",destinations="node,offsite"})`:           2,
 		`count(etcd_snapshot_snapshot_verified{policy="healthy"} == 1)`:                                                   2,
+		`count(etcd_snapshot_snapshot_verified{policy="failed"} == 0)`:                                                    1,
 	} {
 		samples := prometheus.Query(query)
 		require.Len(t, samples, 1, "%s\n%s", query, ksm.Metrics())
@@ -217,7 +218,9 @@ func (w *writer) run(policy string, at time.Time, revision int64, failure error)
 		}}
 		w.taken[policy] = append(w.taken[policy], m)
 		r.Run.Manifest = m
-		r.Verifications = map[string]v1.VerificationStatus{name: {Time: metav1.NewTime(at), Level: "database", Result: v1.VerificationPassed}}
+		if policy != "failed" { // nobody verified its snapshot
+			r.Verifications = map[string]v1.VerificationStatus{name: {Time: metav1.NewTime(at), Level: "database", Result: v1.VerificationPassed}}
+		}
 	}
 	for _, d := range []string{"node", "offsite"} {
 		dest := catalog.Destination{Name: d, URI: "s3://backups/prod-eu", Required: true, Listed: true, Err: failure}

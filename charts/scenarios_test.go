@@ -109,6 +109,11 @@ func TestScenariosMountWhatThePolicyNames(t *testing.T) {
 		if spec.Signing != nil {
 			within(spec.Signing.SSH.KeyFile)
 		}
+		if spec.Extras != nil {
+			for _, path := range spec.Extras.Paths {
+				within(strings.TrimSuffix(path, "/"))
+			}
+		}
 		for _, d := range spec.Destinations {
 			switch d.Backend() {
 			case "hostPath":
@@ -162,7 +167,7 @@ func TestScenariosPassHelmLint(t *testing.T) {
 func TestGolden(t *testing.T) {
 	t.Parallel()
 	all := scenarios(t)
-	for _, name := range []string{"default", "production", "distribution-kubespray"} {
+	for _, name := range []string{"default", "production", "distribution-kubespray", "disaster-bundle"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Contains(t, all, name)

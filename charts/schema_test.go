@@ -179,6 +179,11 @@ var valid = map[string]any{
 	"signing/trustedKeys/0":       "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHW3vtUrv8sTgHeTi7bkPNLA7SwzaPZb8u6bvpGhCOlG",
 	"encryption/age/recipients/0": "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p",
 
+	"extras/paths/0":                     "/etc/kubernetes/pki/",
+	"extras/additionalPaths/0":           "/etc/kubernetes/enc.yaml",
+	"extras/encryption/age/recipients/0": "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p",
+	"extras/encryption/age/recipients":   []any{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"},
+
 	"destinations/*":                          map[string]any{"hostPath": map[string]any{"path": "/a"}},
 	"encryption/age/recipients":               []any{"age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"},
 	"destinations/*/gcs/caBundle":             map[string]any{"configMap": map[string]any{"name": "a"}},
@@ -498,6 +503,21 @@ func TestRulesBetweenFields(t *testing.T) {
 			"notifications/x/ping/caBundle", "exactly one of",
 			[]string{notification("{ping: {existingSecret: s, caBundle: {configMap: {name: a}}}}")},
 			[]string{notification("{ping: {existingSecret: s, caBundle: {}}}")},
+		},
+		{
+			"extras/encryption", "never stored in the clear",
+			[]string{
+				"{extras: {enabled: true}, " + recipientValues + "}", "{extras: {enabled: true, " + recipientValues + "}}", "{extras: {enabled: false, paths: [/etc/pki/]}}",
+				"{extras: {enabled: true, " + recipientValues + "}, " + recipientValues + "}",
+			},
+			[]string{
+				"{extras: {enabled: true}}", "{extras: {enabled: true, encryption: {}}, encryption: {}}", "{extras: {enabled: true, encryption: {age: {recipients: []}}}}",
+			},
+		},
+		{
+			"extras/paths/0", "free of the segments",
+			[]string{"{extras: {paths: [/etc/..pki/, /etc/pki.d, /.hidden/.x]}}", "{extras: {paths: []}}", "{extras: {paths: null}}"},
+			[]string{"{extras: {paths: [/etc/../root/]}}", "{extras: {paths: [/etc/.]}}", "{extras: {paths: [/..]}}"},
 		},
 		{"nodeCount", "the number of control-plane nodes", []string{"{nodes: all, nodeCount: 3}", "{nodes: any, nodeCount: 0}"}, []string{"{nodes: all, nodeCount: 0}"}},
 	} {

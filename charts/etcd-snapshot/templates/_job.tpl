@@ -162,13 +162,14 @@ reads.
 
 {{/*
 etcd-snapshot.user says who the agent is: `runAsUser` and the added `capabilities`. It is the distribution's reader of
-etcd's key, but root wherever a folder on the node is written to, because the kubelet makes such folders for root.
+etcd's key, but root wherever a folder on the node is written to, because the kubelet makes such folders for root, and for
+extras, which are root's.
 */}}
 {{- define "etcd-snapshot.user" -}}
 {{- $preset := include "etcd-snapshot.preset" . | fromYaml -}}
 {{- $user := int (default 0 $preset.runAsUser) -}}
 {{- $capabilities := default list $preset.capabilities -}}
-{{- if and $user (include "etcd-snapshot.writesOnNode" .) -}}
+{{- if and $user (or .Values.extras.enabled (include "etcd-snapshot.writesOnNode" .)) -}}
 {{- $user = 0 -}}
 {{- $capabilities = list "DAC_READ_SEARCH" -}}
 {{- end -}}
@@ -298,6 +299,9 @@ containers:
   {{- with include "etcd-snapshot.etcdVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
+  {{- with include "etcd-snapshot.extrasVolumeMounts" .root | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
   {{- with include "etcd-snapshot.destinationVolumeMounts" .root | trim }}
   {{- . | nindent 2 }}
   {{- end }}
@@ -348,6 +352,9 @@ volumes:
     items:
     - key: ssh-privatekey
       path: ssh-privatekey
+{{- end }}
+{{- with include "etcd-snapshot.extrasVolumes" .root | trim }}
+{{- . | nindent 0 }}
 {{- end }}
 {{- end }}
 {{- with include "etcd-snapshot.destinationVolumes" .root | trim }}

@@ -74,6 +74,21 @@ metrics:
 notifications:
 {{- . | nindent 0 }}
 {{- end }}
+{{- with (include "etcd-snapshot.extrasPaths" . | fromYaml).paths }}
+extras:
+  paths:
+  {{- range . }}
+  - {{ . | quote }}
+  {{- end }}
+  {{- if ($.Values.extras.encryption.age).recipients }}
+  encryption:
+    {{- toYaml $.Values.extras.encryption | nindent 4 }}
+  {{- end }}
+  {{- with $.Values.extras.destinations }}
+  destinations:
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
 {{- end }}
 
 {{/*

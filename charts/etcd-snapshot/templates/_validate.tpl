@@ -14,6 +14,7 @@ etcd-snapshot.validate refuses what the schema cannot: each sentence begins with
 {{- include "etcd-snapshot.validateTimeZone" (dict "path" "retentionTimeZone" "zone" .Values.retentionTimeZone) -}}
 {{- include "etcd-snapshot.validateEtcd" . -}}
 {{- include "etcd-snapshot.validateDestinations" . -}}
+{{- include "etcd-snapshot.validateExtras" . -}}
 {{- if and (eq .Values.nodes "all") (not (include "etcd-snapshot.hasHostPath" .)) -}}
 {{- fail "nodes: all is for folders on the nodes, and no destination has a hostPath. A bucket needs one copy: use nodes: any." -}}
 {{- end -}}
@@ -79,5 +80,18 @@ cannot be loaded is taken for UTC. Where that also happens to a zone that surely
 {{- end -}}
 {{- if not $count -}}
 {{- fail "destinations: at least one is needed, such as destinations.node.hostPath.path=/var/lib/etcd-snapshots." -}}
+{{- end -}}
+{{- end }}
+
+{{- define "etcd-snapshot.validateExtras" -}}
+{{- if .Values.extras.enabled -}}
+{{- if not (include "etcd-snapshot.extrasPaths" . | fromYaml).paths -}}
+{{- fail (printf "extras.paths: is needed with distribution %s, which has none of its own: the files of the node to store beside each snapshot." .Values.distribution) -}}
+{{- end -}}
+{{- range .Values.extras.destinations -}}
+{{- if not (get $.Values.destinations .) -}}
+{{- fail (printf "extras.destinations: there is no destination %s." .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end }}
