@@ -37,6 +37,10 @@ test: parts ## All tests that need no cluster (with -race); what they need is bu
 quick: ## The tests of a first look: a minute or two from nothing, no servers but a tool or two
 	$(GO) test $(RACE) $(TESTFLAGS) $(QUICK)
 
+.PHONY: fuzz
+fuzz: ## Every fuzz target for FUZZTIME each, 30s by default; FUZZ='Policy|Recipients' picks some
+	FUZZTIME='$(FUZZTIME)' FUZZ='$(FUZZ)' PACKAGES='$(PACKAGES)' ci/fuzz.sh
+
 .PHONY: e2e
 e2e: ## The tests that need a cluster, on one of namespaces, or on yours (see CONTRIBUTING.md)
 	$(GO) test -tags e2e -count=1 -timeout 40m $(TESTFLAGS) ./ci/e2e/...
@@ -59,12 +63,16 @@ image: image-files ## The container image, with docker, podman or buildah
 	ci/image.sh $(IMAGE) $(GOARCH)
 
 .PHONY: image-files
-image-files: bin/ca-certificates.crt
+image-files: bin/ca-certificates.crt bin/THIRD_PARTY_LICENSES.txt
 	$(RELEASE_GO) CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/etcd-snapshot-agent-linux-$(GOARCH) ./agent
 
 bin/ca-certificates.crt: go.mod
 	@mkdir -p bin
 	$(GO) run ./ci/caroots $@
+
+bin/THIRD_PARTY_LICENSES.txt: go.mod go.sum .go-version
+	@mkdir -p bin
+	$(RELEASE_GO) $(GO) run -C ci/tools/licences . -write '$(abspath $@)'
 
 .PHONY: release
 release: bin/ca-certificates.crt ## Everything a release consists of, in dist/: binaries, image, chart, SBOMs, checksums
@@ -116,6 +124,10 @@ verify: lint licences vulnerabilities ## Fail on drift of generated files, untid
 .PHONY: bench
 bench: build ## Measure the agent beside etcdctl, zstd and age; writes docs/performance.md (BENCH_SIZES in MiB, BENCH="-pairs 3 ...")
 	$(GO) run ./ci/bench -agent $(BIN) -sizes $(BENCH_SIZES) $(BENCH)
+
+.PHONY: pictures
+pictures: ## Make the pictures in docs/pictures anew, of real runs (needs Node.js and chromium)
+	$(GO) test ./charts -run 'TestPictures$$' -pictures -count=1 -timeout 15m
 
 .PHONY: parts
 parts: ## Build the real servers that the tests run (cached outside the checkout)
