@@ -89,8 +89,8 @@ func oneOfTable(schema object, what string) string {
 
 func (c *chart) presetsTable() string {
 	var b strings.Builder
-	row(&b, "distribution", "etcd", "Certificates on the node", "Nodes", "To restore")
-	row(&b, "---", "---", "---", "---", "---")
+	row(&b, "distribution", "etcd", "Certificates on the node", "Disaster bundle", "Nodes", "To restore")
+	row(&b, "---", "---", "---", "---", "---", "---")
 	for _, name := range c.presets.order {
 		p := c.presets.Distributions[name]
 		etcd := "your own"
@@ -114,7 +114,11 @@ func (c *chart) presetsTable() string {
 		for _, k := range sortedKeys(p.NodeSelector) {
 			nodes = code(fmt.Sprintf("%s=%q", k, p.NodeSelector[k]))
 		}
-		row(&b, code(name), etcd, files, nodes, p.Restore)
+		extras := "your own"
+		if len(p.Extras) > 0 {
+			extras = code(strings.Join(p.Extras, "`<br>`"))
+		}
+		row(&b, code(name), etcd, files, extras, nodes, p.Restore)
 	}
 	return b.String()
 }

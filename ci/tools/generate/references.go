@@ -35,6 +35,11 @@ func (b *schemaBuilder) resolve(ref string) (object, error) {
 		return object{"type": "string", "maxLength": 253, "pattern": `^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`}, nil
 	case "name":
 		return object{"type": "string", "maxLength": 63, "pattern": `^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`}, nil
+	case "nodePaths":
+		return object{"type": "array", "uniqueItems": true, "maxItems": 64, "items": object{
+			"type": "string", "maxLength": 1024, "pattern": `^(/[^/]+)+/?$`,
+			"allOf": []any{refuse(object{"pattern": `/\.{1,2}(/|$)`}, "", "free of the segments . and ..")},
+		}}, nil
 	case "quantity":
 		return object{"type": []any{"string", "number"}, "pattern": `^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$`}, nil
 	}

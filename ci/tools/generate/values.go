@@ -50,6 +50,7 @@ type preset struct {
 		Key  string `yaml:"key"`
 	} `yaml:"files"`
 	DataDir      string            `yaml:"dataDir"`
+	Extras       []string          `yaml:"extras"`
 	NodeSelector map[string]string `yaml:"nodeSelector"`
 	RunAsUser    int               `yaml:"runAsUser"`
 	Capabilities []string          `yaml:"capabilities"`
@@ -185,6 +186,7 @@ func (g *generator) valuesSchema(c *chart) (object, error) {
 			"required": []any{"nodes"}, "properties": object{"nodes": object{"const": "all"}, "nodeCount": object{"maximum": 0}},
 		}, "nodeCount", "the number of control-plane nodes, because nodes is all"),
 		opensWithoutKey(),
+		extrasInTheClear(),
 	}
 	return root, nil
 }
@@ -207,6 +209,26 @@ func opensWithoutKey() object {
 		},
 	}, "identitySecret", "a Secret whose key identity.txt holds the age identity: verification.schedule opens encrypted snapshots. Without it only verification.level=checksum is possible")
 	rule["then"] = object{"properties": object{"verification": rule["then"]}}
+	return rule
+}
+
+// extrasInTheClear refuses extras that nobody is named for.
+func extrasInTheClear() object {
+	named := object{
+		"required": []any{"encryption"},
+		"properties": object{"encryption": object{
+			"required":   []any{"age"},
+			"properties": object{"age": object{"required": []any{"recipients"}, "properties": object{"recipients": object{"minItems": 1}}}},
+		}},
+	}
+	rule := refuse(object{
+		"required": []any{"extras"},
+		"properties": object{"extras": object{
+			"required": []any{"enabled"}, "properties": object{"enabled": object{"const": true}}, "not": named,
+		}},
+		"not": named,
+	}, "encryption", "a list of recipients (age.recipients), or encryption.age.recipients must be: files of the node are never stored in the clear")
+	rule["then"] = object{"properties": object{"extras": rule["then"]}}
 	return rule
 }
 
