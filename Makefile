@@ -70,12 +70,12 @@ bin/ca-certificates.crt: go.mod
 	@mkdir -p bin
 	$(GO) run ./ci/caroots $@
 
-bin/THIRD_PARTY_LICENSES.txt: go.mod go.sum .go-version
+bin/THIRD_PARTY_LICENSES.txt: go.mod go.sum .go-version $(wildcard ci/tools/licences/*)
 	@mkdir -p bin
 	$(RELEASE_GO) $(GO) run -C ci/tools/licences . -write '$(abspath $@)'
 
 .PHONY: release
-release: bin/ca-certificates.crt ## Everything a release consists of, in dist/: binaries, image, chart, SBOMs, checksums
+release: bin/ca-certificates.crt bin/THIRD_PARTY_LICENSES.txt ## Everything a release consists of, in dist/: binaries, image, chart, SBOMs, checksums
 	$(RELEASE_GO) $(GO) run ./ci/release -version '$(VERSION)' -ldflags '$(LDFLAGS)' $(RELEASEFLAGS)
 
 .PHONY: release-check

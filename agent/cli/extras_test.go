@@ -251,8 +251,7 @@ func TestExtrasKilled(t *testing.T) {
 	require.NoError(t, err)
 	proxy := emulator.StartFaultProxy(t, s3.Endpoint, emulator.ProxyConfig{})
 	s := newSite(t, c.Endpoints())
-	s.add(map[string]any{"name": "s3", "s3": map[string]any{"bucket": bucket, "endpoint": proxy.URL, "region": s3.Region,
-		"auth": map[string]any{"method": "static", "credentialsDir": mounted(t, map[string]string{v1.S3FileAccessKeyID: s3.AccessKey, v1.S3FileSecretAccessKey: s3.SecretKey})}}})
+	s.add(s3Destination(t, s3, proxy.URL, bucket))
 	key := s.extras(t, pki(t))
 	manifest := emulator.Rule{Method: http.MethodPut, Match: func(r *http.Request) bool {
 		return strings.HasSuffix(r.URL.Path, ".json") && !strings.HasSuffix(r.URL.Path, "cluster.json")

@@ -73,7 +73,11 @@ func (r *release) run(ctx context.Context) error {
 		return err
 	}
 	// The licences of what is linked in ask that they be passed on with it.
-	if err := r.licences(ctx); err != nil {
+	licences, err := os.ReadFile(filepath.Join("bin", thirdParty))
+	if err != nil {
+		return fmt.Errorf("the licences, which make collects: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(r.out, thirdParty), licences, 0o644); err != nil {
 		return err
 	}
 	var linux []string
@@ -128,22 +132,6 @@ func commitTime(ctx context.Context) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("SOURCE_DATE_EPOCH: %w", err)
 	}
 	return time.Unix(seconds, 0).UTC(), nil
-}
-
-// licences collects the texts anew, in bin/, where the Dockerfile looks for them, and in the release's folder.
-func (r *release) licences(ctx context.Context) error {
-	inImage, err := filepath.Abs(filepath.Join("bin", thirdParty))
-	if err != nil {
-		return err
-	}
-	if err := run(ctx, nil, "go", "run", "-C", "ci/tools/licences", ".", "-write", inImage); err != nil {
-		return err
-	}
-	text, err := os.ReadFile(inImage)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(r.out, thirdParty), text, 0o644)
 }
 
 // build compiles the agent into bin/, where the Dockerfile looks for it, and gives the binary's path.
