@@ -216,7 +216,7 @@ func tables(r *Results) string {
 			[]column{medianOf("put p50", "%.1f ms", put50, true), medianOf("put p99", "%.1f ms", put99, true), medianOf("wall", "%.1f s", wall, false), medianOf("etcd's stream", "%.2f s", stream, false)}},
 		{"slow", "A slow line", fmt.Sprintf("%d MiB of objects; the same writes all the time, old revisions compacted every second. The last line is what a snapshot does that is sent down the slow line as it comes.", slowMiB),
 			[]column{medianOf("etcd's stream", "%.2f s", stream, false), medianOf("wall", "%.1f s", wall, false), medianOf("the database grew by", "%.1f MiB", growth, false), medianOf("put p99", "%.1f ms", put99, false)}},
-		{"upload", "Uploads", fmt.Sprintf("%d MiB of random bytes to each store's real server or emulator on the same machine, beside the barest client: one request, nothing checked.", uploadMiB),
+		{"upload", "Uploads", fmt.Sprintf("%d MiB of random bytes to each store's real server or emulator on the same machine, beside the barest clients: one request, nothing checked; and, where the agent takes the way that a server has for large files (a resumable upload, parts), the same bytes in that way, which is what the agent is measured by.", uploadMiB),
 			[]column{medianOf("wall", "%.2f s", wall, false), medianOf("CPU", "%.2f s", cpu, false), peakOf("peak memory", "%.0f MiB", peak)}},
 		{"scale", fmt.Sprintf("%d stored snapshots", scaleSnapshots), "Only names are read.", usual[:3]},
 		{"start", "With nothing to do", "A database of about 1 MiB.", []column{medianOf("wall", "%.3f s", wall, false), medianOf("CPU", "%.3f s", cpu, false), peakOf("peak memory", "%.0f MiB", peak)}},

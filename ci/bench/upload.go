@@ -72,14 +72,28 @@ func asUpload(text string) error {
 	return nil
 }
 
-// target is a store to upload to, and the barest client there is for it.
+// target is a store to upload to, and the barest clients there are for it.
 type target struct {
 	destination v1.Destination
-	bareName    string
-	bare        func(ctx context.Context, key string, f *os.File) error
+	bare        []client
 }
 
-// upload compares our uploads with a bare client that sends the same bytes with one request, and checks nothing.
+// client uploads a file.
+type client struct {
+	name   string
+	upload func(ctx context.Context, key string, f *os.File) error
+}
+
+// Names of the bare clients that take the way into a store that ours takes.
+const (
+	bareFolder = "cp and sync"
+	bareGCS    = "one resumable PUT to gcs"
+	bareAzure  = "one PUT to azure"
+	bareS3     = "parts to s3"
+)
+
+// upload compares our uploads with bare clients that send the same bytes and check nothing: with one request, and where
+// ours takes another way, the one that a server has for large files, in that way as well.
 func (b *bench) upload(ctx context.Context, dir string) (sides []Side, err error) {
 	s, err := b.bare(dir)
 	if err != nil {
@@ -98,20 +112,21 @@ func (b *bench) upload(ctx context.Context, dir string) (sides []Side, err error
 	for _, t := range targets {
 		n := 0
 		key := func() string { n++; return fmt.Sprintf("object-%d", n) }
-		cs = append(cs,
-			contestant{t.bareName, func(ctx context.Context, _ string) (Run, error) {
+		for _, c := range t.bare {
+			cs = append(cs, contestant{c.name, func(ctx context.Context, _ string) (Run, error) {
 				f, err := os.Open(file)
 				if err != nil {
 					return Run{}, err
 				}
 				defer f.Close()
 				begin := time.Now()
-				err = t.bare(ctx, key(), f)
+				err = c.upload(ctx, key(), f)
 				return Run{Usage: Usage{Wall: time.Since(begin).Seconds()}}, err
-			}},
-			contestant{"agent → " + t.destination.Name, func(ctx context.Context, dir string) (Run, error) {
-				return uploadTo(ctx, dir, job{file, t.destination, key()})
 			}})
+		}
+		cs = append(cs, contestant{"agent → " + t.destination.Name, func(ctx context.Context, dir string) (Run, error) {
+			return uploadTo(ctx, dir, job{file, t.destination, key()})
+		}})
 	}
 	return b.contest(ctx, s, b.pairs, cs...)
 }
@@ -200,8 +215,9 @@ func startStores(ctx context.Context, dir string) (ts []target, stop func() erro
 			return nil, stop, err
 		}
 	}
-	ts = append(ts, target{v1.Destination{Name: "hostPath", HostPath: &v1.HostPathDestination{Path: sub("folder")}}, "cp and sync",
-		func(ctx context.Context, key string, f *os.File) error { return copyFile(ctx, f.Name(), sub(key)) }})
+	ts = append(ts, target{v1.Destination{Name: "hostPath", HostPath: &v1.HostPathDestination{Path: sub("folder")}}, []client{
+		{bareFolder, func(ctx context.Context, key string, f *os.File) error { return copyFile(ctx, f.Name(), sub(key)) }},
+	}})
 
 	program, err := bin(emulator.GCSPart, emulator.GCSPart)
 	if err != nil {
@@ -216,11 +232,25 @@ func startStores(ctx context.Context, dir string) (ts []target, stop func() erro
 	if err != nil {
 		return nil, stop, err
 	}
-	gcsBucket := bucket
-	ts = append(ts, target{v1.Destination{Name: "gcs", GCS: &v1.GCSDestination{Bucket: bucket, Endpoint: g.Endpoint, Auth: v1.GCSAuth{Method: v1.GCSAuthAnonymous}}}, "one POST to gcs",
-		func(ctx context.Context, key string, f *os.File) error {
-			return post(ctx, g.Endpoint+"/upload/storage/v1/b/"+gcsBucket+"/o?uploadType=media&name="+url.QueryEscape(key), f)
-		}})
+	objectsURL := g.Endpoint + "/upload/storage/v1/b/" + bucket + "/o?"
+	ts = append(ts, target{v1.Destination{Name: "gcs", GCS: &v1.GCSDestination{Bucket: bucket, Endpoint: g.Endpoint, Auth: v1.GCSAuth{Method: v1.GCSAuthAnonymous}}}, []client{
+		{"one POST to gcs", func(ctx context.Context, key string, f *os.File) error {
+			_, err := send(ctx, http.MethodPost, objectsURL+"uploadType=media&name="+url.QueryEscape(key), f)
+			return err
+		}},
+		{bareGCS, func(ctx context.Context, key string, f *os.File) error {
+			answer, err := send(ctx, http.MethodPost, objectsURL+"uploadType=resumable&name="+url.QueryEscape(key), nil)
+			if err != nil {
+				return err
+			}
+			session, err := url.Parse(answer.Get("Location"))
+			if err != nil {
+				return err
+			}
+			_, err = send(ctx, http.MethodPut, objectsURL+session.RawQuery, f)
+			return err
+		}},
+	}})
 
 	if program, err = bin(emulator.AzuritePart, "azurite-blob"); err != nil {
 		return nil, stop, err
@@ -243,11 +273,12 @@ func startStores(ctx context.Context, dir string) (ts []target, stop func() erro
 		return nil, stop, err
 	}
 	stops = append(stops, func() error { closeBlobs(); return nil })
-	ts = append(ts, target{v1.Destination{Name: "azure", Azure: &v1.AzureDestination{Account: a.Account, Container: container, ServiceURL: a.ServiceURL, Auth: v1.AzureAuth{Method: v1.AzureAuthSharedKey, CredentialsDir: folder}}}, "one PUT to azure",
-		func(ctx context.Context, key string, f *os.File) error {
+	ts = append(ts, target{v1.Destination{Name: "azure", Azure: &v1.AzureDestination{Account: a.Account, Container: container, ServiceURL: a.ServiceURL, Auth: v1.AzureAuth{Method: v1.AzureAuthSharedKey, CredentialsDir: folder}}}, []client{
+		{bareAzure, func(ctx context.Context, key string, f *os.File) error {
 			_, err := blobs.NewBlockBlobClient(key).Upload(ctx, streaming.NopCloser(f), nil)
 			return err
-		}})
+		}},
+	}})
 
 	if program, err = bin(emulator.S3Part, emulator.S3Part); err != nil {
 		return nil, stop, err
@@ -268,28 +299,40 @@ func startStores(ctx context.Context, dir string) (ts []target, stop func() erro
 		return nil, stop, err
 	}
 	stops = append(stops, func() error { closeObjects(); return nil })
-	ts = append(ts, target{v1.Destination{Name: "s3", S3: &v1.S3Destination{Bucket: bucket, Endpoint: s.Endpoint, Region: s.Region, Auth: v1.S3Auth{Method: v1.S3AuthStatic, CredentialsDir: folder}}}, "one PUT to s3",
-		func(ctx context.Context, key string, f *os.File) error {
+	ts = append(ts, target{v1.Destination{Name: "s3", S3: &v1.S3Destination{Bucket: bucket, Endpoint: s.Endpoint, Region: s.Region, Auth: v1.S3Auth{Method: v1.S3AuthStatic, CredentialsDir: folder}}}, []client{
+		{"one PUT to s3", func(ctx context.Context, key string, f *os.File) error {
 			_, err := objects.PutObject(ctx, bucket, key, f, uploadMiB<<20, minio.PutObjectOptions{DisableMultipart: true, DisableContentSha256: true})
 			return err
-		}})
+		}},
+		{bareS3, func(ctx context.Context, key string, f *os.File) error {
+			_, err := objects.PutObject(ctx, bucket, key, f, uploadMiB<<20, minio.PutObjectOptions{PartSize: 16 << 20, NumThreads: 4, DisableContentSha256: true})
+			return err
+		}},
+	}})
 	return ts, stop, nil
 }
 
-func post(ctx context.Context, to string, f *os.File) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, to, f)
+// send makes one request with a file of uploadMiB as its body, or none, and gives the header of the answer.
+func send(ctx context.Context, method, to string, f *os.File) (http.Header, error) {
+	req, err := http.NewRequestWithContext(ctx, method, to, http.NoBody)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	req.ContentLength = uploadMiB << 20
+	if f != nil {
+		const size = uploadMiB << 20
+		req.Body, req.ContentLength = f, size
+		if method == http.MethodPut {
+			req.Header.Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", size-1, size))
+		}
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("POST %s: %s", to, resp.Status)
+		return nil, fmt.Errorf("%s %s: %s", method, to, resp.Status)
 	}
 	_, err = io.Copy(io.Discard, resp.Body)
-	return err
+	return resp.Header, err
 }

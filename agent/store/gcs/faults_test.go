@@ -56,6 +56,14 @@ func (r *rig) empty(t *testing.T) {
 	require.Zero(t, r.uploads.Open(), "unfinished uploads left behind")
 }
 
+// ranges are what was sent, and asked for, in this order.
+func (r *rig) ranges() (all []string) {
+	for _, req := range r.proxy.Requests(emulator.Rule{Method: "PUT"}) {
+		all = append(all, req.Header.Get("Content-Range"))
+	}
+	return all
+}
+
 // google is an error as the service writes it.
 func google(status int, reason, message string) emulator.Rule {
 	return emulator.Rule{
@@ -196,7 +204,7 @@ func TestTransientFailures(t *testing.T) {
 // TestResume: an upload goes on at the byte that the service asks for, and not at the start of a chunk.
 func TestResume(t *testing.T) {
 	o := quick()
-	o.ChunkSize = 16 * mib
+	o.ChunkSize = 0 // all of it with one request
 	r := newRig(t, emulator.StartGCS(t), emulator.ProxyConfig{}, o)
 	for _, after := range []int64{3 * mib, 5*mib + 100, mib} {
 		r.proxy.Add(emulator.Rule{Method: "PUT", Match: hasBody, Times: 1, Request: emulator.Fault{Reset: true, After: after}})
@@ -204,10 +212,7 @@ func TestResume(t *testing.T) {
 	content := storetest.Blob(1, 12*mib)
 	require.NoError(t, r.Put(t.Context(), "a/b", content))
 	require.NoError(t, r.Check(t.Context(), "a/b", content))
-	var ranges []string
-	for _, req := range r.proxy.Requests(emulator.Rule{Method: "PUT"}) {
-		ranges = append(ranges, req.Header.Get("Content-Range"))
-	}
+	ranges := r.ranges()
 	require.Len(t, ranges, 7)
 	const question = "bytes */12582912"
 	require.Equal(t, "bytes 0-12582911/12582912", ranges[0])
@@ -217,6 +222,23 @@ func TestResume(t *testing.T) {
 		require.False(t, strings.HasPrefix(ranges[i+1], "bytes 0-"), "begins anew: %s", ranges[i+1])
 	}
 	require.Less(t, r.uploads.Received(), content.Size+3*256<<10, "less than a unit of each that broke is sent again")
+}
+
+// TestNothingKept: where nothing is kept of a request that broke, less is sent with each.
+func TestNothingKept(t *testing.T) {
+	o := quick()
+	o.ChunkSize = 0
+	r := newRig(t, emulator.StartGCS(t), emulator.ProxyConfig{}, o)
+	r.small = 2 * mib
+	// Less than the service's unit.
+	r.proxy.Add(emulator.Rule{Method: "PUT", Match: hasBody, Times: 1, Request: emulator.Fault{Reset: true, After: 100 << 10}})
+	content := storetest.Blob(1, 5*mib)
+	require.NoError(t, r.Put(t.Context(), "a/b", content))
+	require.NoError(t, r.Check(t.Context(), "a/b", content))
+	require.Equal(t, []string{
+		"bytes 0-5242879/5242880", "bytes */5242880",
+		"bytes 0-2097151/5242880", "bytes 2097152-4194303/5242880", "bytes 4194304-5242879/5242880",
+	}, r.ranges())
 }
 
 func TestUploadLost(t *testing.T) {

@@ -52,14 +52,15 @@ type Options struct {
 	StallTimeout time.Duration
 	// Retry says how failed requests are tried again.
 	Retry store.RetryPolicy
-	// ChunkSize is the most that is sent with one request, in bytes and a multiple of 256 KiB; 64 MiB if 0. It takes
-	// no memory: it is what a service that keeps nothing of a request that broke makes us send again.
+	// ChunkSize is the most that is sent with one request, in bytes and a multiple of 256 KiB. It takes no memory: it
+	// is what a service that keeps nothing of a request that broke makes us send again. If 0, all is sent with one
+	// request, and 64 MiB with each once one broke of which nothing was kept.
 	ChunkSize int64
 }
 
 const (
-	defaultEndpoint  = "https://storage.googleapis.com"
-	defaultChunkSize = 64 << 20
+	defaultEndpoint = "https://storage.googleapis.com"
+	smallChunkSize  = 64 << 20
 	// chunkUnit is what the service wants a request's size to be a multiple of, but for the last.
 	chunkUnit = 256 << 10
 	// graceTime is how long an answer is awaited that decides whether the object is there, once ctx has ended.
@@ -81,7 +82,9 @@ type Bucket struct {
 
 	stall time.Duration
 	retry store.RetryPolicy
-	chunk int64
+	chunk int64 // 0: see Options.ChunkSize
+	// small is what stands for a chunk of 0 once a service has kept nothing of a request.
+	small int64
 	// pageSize is how many objects are listed with one request.
 	pageSize int
 
@@ -101,7 +104,7 @@ var _ store.Store = (*Bucket)(nil)
 // store.ErrAccessDenied says that Google refused us. Close the bucket after use.
 func New(ctx context.Context, spec *v1.GCSDestination, o Options) (*Bucket, error) {
 	b := &Bucket{
-		name: spec.Bucket, log: o.Logger, stall: o.StallTimeout, retry: o.Retry, chunk: o.ChunkSize, pageSize: 1000,
+		name: spec.Bucket, log: o.Logger, stall: o.StallTimeout, retry: o.Retry, chunk: o.ChunkSize, small: smallChunkSize, pageSize: 1000,
 		kmsKeyName: spec.KMSKeyName, storageClass: spec.StorageClass, metadata: spec.Metadata,
 		sums: map[[32]byte]string{},
 	}
@@ -110,9 +113,6 @@ func New(ctx context.Context, spec *v1.GCSDestination, o Options) (*Bucket, erro
 	}
 	if b.stall <= 0 {
 		b.stall = store.DefaultStall
-	}
-	if b.chunk <= 0 {
-		b.chunk = defaultChunkSize
 	}
 	if err := b.open(ctx, spec); err != nil {
 		b.Close()

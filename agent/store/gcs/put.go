@@ -28,7 +28,7 @@ func (b *Bucket) Put(ctx context.Context, key string, content store.Blob) error 
 	if err != nil {
 		return fmt.Errorf("put %s: %w", b.where(key), err)
 	}
-	u := &upload{b: b, key: key, content: content, crc32c: sum}
+	u := &upload{b: b, key: key, content: content, crc32c: sum, chunk: b.chunk}
 	p := b.policy(opPut)
 	p.Progress = u.progress.Load
 	if err := b.tries(ctx, p, u.advance); err != nil {

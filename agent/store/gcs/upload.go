@@ -29,6 +29,10 @@ type upload struct {
 	// offset is how many bytes the service has. Where it is unknown the service must be asked first.
 	offset  int64
 	unknown bool
+	// sentFrom is where the last request with content began.
+	sentFrom int64
+	// chunk is the most that is sent with one request; 0 as long as that is all that is left.
+	chunk int64
 	// suspect says that the service may have stored the object without our being told.
 	suspect bool
 	// progress is the highest offset so far.
@@ -85,7 +89,10 @@ func (u *upload) failed(ctx context.Context, err error) error {
 
 // send sends the next chunk.
 func (u *upload) send(ctx context.Context) error {
-	size := min(u.b.chunk, u.content.Size-u.offset)
+	size := u.content.Size - u.offset
+	if u.chunk > 0 {
+		size = min(u.chunk, size)
+	}
 	last := u.offset+size == u.content.Size
 	header := http.Header{"Content-Range": {fmt.Sprintf("bytes %d-%d/%d", u.offset, u.offset+size-1, u.content.Size)}}
 	if size == 0 {
@@ -102,7 +109,7 @@ func (u *upload) send(ctx context.Context) error {
 		r.body = http.NoBody
 	}
 	before := u.offset
-	u.unknown = true
+	u.unknown, u.sentFrom = true, before
 	err := u.answer(ctx, r)
 	if err == nil && !u.done && u.offset <= before {
 		err = fmt.Errorf("the service has kept nothing of what was sent from byte %d on", before)
@@ -144,6 +151,9 @@ func (u *upload) answer(ctx context.Context, r request) error {
 		return notOurs(fmt.Sprintf("the upload's Range is %q", resp.Header.Get("Range")))
 	}
 	u.offset, u.unknown = offset, false
+	if u.chunk == 0 && offset <= u.sentFrom {
+		u.chunk = u.b.small // it keeps whole requests only
+	}
 	if offset > u.progress.Load() {
 		u.progress.Store(offset)
 	}
