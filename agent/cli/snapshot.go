@@ -62,6 +62,7 @@ func (f *snapshotFlags) run(ctx context.Context, e *env) (err error) {
 	if err := checkOutput(f.output, "table", "json"); err != nil {
 		return err
 	}
+	stepBack()
 	l, err := f.load(ctx, e)
 	if err != nil {
 		return err

@@ -150,6 +150,7 @@ func (f *verifyFlags) run(ctx context.Context, e *env, names []string, levelGive
 	if err := f.check(names); err != nil {
 		return err
 	}
+	stepBack()
 	ids, err := e.loadIdentities(f.identities)
 	if err != nil {
 		return err

@@ -60,6 +60,7 @@ var goals = []goal{
 	{"keys --by kind: wall", "inspect", 30, false, "%.1f s", highest(sideKeys, wall)},
 	{"diff of two: wall", "inspect", 30, false, "%.1f s", highest(sideDiff, wall)},
 	{"diff of two: memory of its own", "inspect", 100, false, mebi, highest(sideDiff, own)},
+	{"puts to etcd during a snapshot: p99, of that during etcdctl's", "latency", 1.25, false, times, ratio(sideAge, sideSave, put99)},
 	{"a bucket at 5 MiB/s: etcd's stream, of that to a folder", "slow", 1.1, false, times, ratio(sideBucket, sideFolder, stream)},
 	{"upload to a folder: speed, of a bare client's", "upload", 0.8, true, times, ratio(bareFolder, "agent → hostPath", wall)},
 	{"upload to Google Cloud Storage: speed, of a bare client's", "upload", 0.8, true, times, ratio(bareGCS, "agent → gcs", wall)},
