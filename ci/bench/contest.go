@@ -66,11 +66,14 @@ type contestant struct {
 	run  func(ctx context.Context, dir string) (Run, error)
 }
 
-// contest runs all sides in turn, rounds times: A B C A B C.
+// contest runs all sides in turn, rounds times, each round beginning with another one: A B C, B C A, C A B. What a run
+// leaves behind (memory that the system has at hand, a disk at work) is not always the same side's.
 func (b *bench) contest(ctx context.Context, s *site, rounds int, sides ...contestant) ([]Side, error) {
 	out := make([]Side, len(sides))
 	for round := range rounds {
-		for i, c := range sides {
+		for n := range sides {
+			i := (round + n) % len(sides)
+			c := sides[i]
 			out[i].Name = c.name
 			dir, err := s.scratch()
 			if err != nil {
