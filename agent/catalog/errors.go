@@ -83,6 +83,8 @@ func (c *Client) explain(ctx context.Context, err error, verb string, t target) 
 		return config(ErrNotInstalled, "the API server %s does not know %s: %v: install them with the chart (crds.enabled)", c.server, t.rbac(), ErrNotInstalled)
 	case apierrors.IsNotFound(err):
 		return config(ErrNotFound, "there is no such object: check the name and the namespace (kubectl get %s --all-namespaces)", t.resource)
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return &ConfigError{What: what, Err: fmt.Errorf("API server %s: %w (set this machine's clock, or renew the API server's certificate)", c.server, err)}
 	case errors.As(err, &untrusted), errors.As(err, &invalid), errors.As(err, &alert):
 		return &ConfigError{What: what, Err: fmt.Errorf("API server %s: %w", c.server, err)}
 	case isStatus(err) && !worthRetrying(err):

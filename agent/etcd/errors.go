@@ -132,7 +132,7 @@ func (c *Cluster) hintText(err error) string {
 	case errors.As(err, &hostname):
 		return "set spec.etcd.serverName to a name that the member's certificate is for"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return "renew the member's certificate, or set this machine's clock"
+		return "set this machine's clock, or renew the member's certificate"
 	case errors.As(err, &record), errors.Is(err, io.EOF):
 		return "perhaps it does not speak TLS and is http://"
 	case errors.As(err, &op) && op.Op == "remote error": // crypto/tls: an alert that the peer sent

@@ -133,22 +133,35 @@ func (c *Cluster) loadAgent(ctx context.Context) error {
 	if out, err := exec.CommandContext(ctx, "make", "-C", Root(), "image-files").CombinedOutput(); err != nil {
 		return fmt.Errorf("make image-files: %w\n%s", err, out)
 	}
+	img, err := agentImage("")
+	if err != nil {
+		return err
+	}
+	return c.load(ctx, img)
+}
+
+// agentImage is the agent's image, of files that are made already. Without a tag it has the one that the chart asks for.
+func agentImage(tag string) (image.Image, error) {
 	ch, err := Chart()
 	if err != nil {
-		return err
+		return image.Image{}, err
+	}
+	if tag == "" {
+		tag = ch.AppVersion()
 	}
 	values := ch.Values["image"].(map[string]any)
-	tag := fmt.Sprintf("%s/%s:%s", values["registry"], values["repository"], ch.AppVersion())
-	img, err := image.FromDockerfile(filepath.Join(Root(), "Dockerfile"), tag, map[string]string{"TARGETARCH": runtime.GOARCH})
-	if err != nil {
-		return err
-	}
+	name := fmt.Sprintf("%s/%s:%s", values["registry"], values["repository"], tag)
+	return image.FromDockerfile(filepath.Join(Root(), "Dockerfile"), name, map[string]string{"TARGETARCH": runtime.GOARCH})
+}
+
+// load loads an image on every node.
+func (c *Cluster) load(ctx context.Context, img image.Image) error {
 	dir, err := os.MkdirTemp("", "e2e")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "agent.tar")
+	file := filepath.Join(dir, "image.tar")
 	if err := img.Save(file); err != nil {
 		return err
 	}

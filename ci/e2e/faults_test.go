@@ -29,6 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/ci/cluster"
 	"etcdsnapshot.dev/ci/e2e"
 	"etcdsnapshot.dev/ci/emulator"
@@ -72,6 +73,7 @@ func TestFaults(t *testing.T) {
 	t.Run("bucket cut", f.bucketCut)
 	t.Run("bucket slow", f.bucketSlow)
 	t.Run("bucket cut for good", f.bucketGone)
+	t.Run("clock", f.clock)
 	f.print(t)
 }
 
@@ -420,6 +422,61 @@ func (f *faults) bucketGone(t *testing.T) {
 	condition := requireReady(t, c.Policy(t, system, "etcd-snapshot"), metav1.ConditionFalse)
 	c.Upgrade(t, f.release)
 	f.after(t, "bucket cut for good, deadline", before, "Job: DeadlineExceeded; Ready: "+condition.Reason)
+}
+
+// clock has runs on a node whose clock is wrong, and then one by the right clock. Retention counts days, so that whoever
+// believed the wrong clock would remove all that was there before.
+func (f *faults) clock(t *testing.T) {
+	require.NoError(t, c.LoadWrongClock(t.Context()))
+	wrong := func(t *testing.T, ahead time.Duration) *e2e.Run {
+		r := f.release
+		r.Set = []string{
+			"destinations.node.retention.last=null", "destinations.node.retention.within=7d", "image.tag=" + e2e.WrongClockTag,
+			"extraEnv[0].name=" + e2e.WrongClockEnv, "extraEnv[0].value=" + ahead.String(),
+		}
+		c.Upgrade(t, r)
+		run := c.Finish(t, system, c.Start(t, system, "etcd-snapshot"))
+		r.Set = r.Set[:2]
+		c.Upgrade(t, r) // the right clock, and the retention that the wrong one had
+		return run
+	}
+	taken := func(t *testing.T, before []string) time.Time {
+		names := slices.DeleteFunc(f.stored(t), func(name string) bool { return slices.Contains(before, name) })
+		require.Len(t, names, 1)
+		name, ok := archive.ParseName(names[0])
+		require.True(t, ok)
+		return name.Time
+	}
+	const day = 24 * time.Hour
+
+	// The bucket's certificate has expired, and it would refuse the signature; the node's disk does not care.
+	t.Run("ahead", func(t *testing.T) {
+		before := f.stored(t)
+		run := wrong(t, 30*day)
+		require.EqualValues(t, 3, run.End(t).ExitCode, run.End(t).Message)
+		require.Contains(t, run.End(t).Message, "clock")
+		require.WithinDuration(t, time.Now().Add(30*day), taken(t, before), time.Hour)
+		f.after(t, "clock 30 days ahead", before, ended(t, run))
+		require.WithinDuration(t, time.Now(), c.Policy(t, system, "etcd-snapshot").Status.LastSuccessTime.Time, time.Hour, "status goes by the wrong clock")
+	})
+	// Within what a bucket tolerates.
+	t.Run("a little ahead", func(t *testing.T) {
+		before := f.stored(t)
+		run := wrong(t, 10*time.Minute)
+		require.True(t, run.Succeeded(), run.End(t).Message)
+		require.True(t, taken(t, before).After(time.Now()))
+		f.after(t, "clock 10 minutes ahead", before, ended(t, run))
+	})
+	// No certificate is valid yet, not even the API server's.
+	t.Run("behind", func(t *testing.T) {
+		before := f.stored(t)
+		run := wrong(t, -30*day)
+		require.EqualValues(t, 2, run.End(t).ExitCode, run.End(t).Message)
+		require.Contains(t, run.End(t).Message, "clock")
+		require.Equal(t, before, f.stored(t))
+		f.after(t, "clock 30 days behind", before, ended(t, run))
+	})
+	c.Upgrade(t, f.release)
 }
 
 const etcdURL = "https://127.0.0.1:2379"

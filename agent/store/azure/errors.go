@@ -21,6 +21,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/storage/azblob/bloberror"
 
 	"etcdsnapshot.dev/agent/store"
+	"etcdsnapshot.dev/agent/store/wire"
 )
 
 // op is one kind of request, with the right that it takes: the data action of a role, and the letters of a SAS.
@@ -268,7 +269,7 @@ func (b *Bucket) explain(err error) error {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &cert):
-		return fmt.Errorf("%w (put the CA's certificate into caBundleFile)", err)
+		return fmt.Errorf("%w (%s)", err, wire.CertificateRemedy(cert))
 	case errors.As(err, &record), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		return store.Permanent(fmt.Errorf("%w (the service does not speak TLS: write serviceURL with http://)", err))
 	case errors.As(err, &dns):

@@ -95,7 +95,7 @@ func Explain(err error, endpoint, field string) error {
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &cert):
-		return fmt.Errorf("%w (the certificate of %s does not verify: put the CA's certificate into caBundleFile)", err, endpoint)
+		return fmt.Errorf("%w (the certificate of %s does not verify: %s)", err, endpoint, CertificateRemedy(cert))
 	case errors.As(err, &record), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		return store.Permanent(fmt.Errorf("%w (%s does not speak TLS: write %s with http://)", err, endpoint, field))
 	case errors.As(err, &dns):
@@ -194,4 +194,17 @@ func (r *Reader) Close() error {
 	err := r.body.Close()
 	r.cancel(nil)
 	return err
+}
+
+// CertificateRemedy says what to do about a certificate that does not verify.
+func CertificateRemedy(err error) string {
+	var invalid x509.CertificateInvalidError
+	var hostname x509.HostnameError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "set this machine's clock, or renew the certificate"
+	case errors.As(err, &hostname):
+		return "it is for another name: correct the address, or have the name put into the certificate"
+	}
+	return "put the CA's certificate into caBundleFile"
 }
