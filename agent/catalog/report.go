@@ -143,20 +143,3 @@ const (
 	reasonVerified    = "VerificationPassed"
 	reasonNotVerified = "NotVerified"
 )
-
-// newer orders snapshots. One whose name lies in the future of the store's own clock was taken by a wrong clock: it comes
-// after all others.
-func newer(a, b destination.Entry) bool {
-	if af, bf := fromFuture(a), fromFuture(b); af != bf {
-		return bf
-	}
-	if !a.Time.Equal(b.Time) {
-		return a.Time.After(b.Time)
-	}
-	return a.Name > b.Name
-}
-
-// clockTolerance is how far the store's clock may be behind the node's.
-const clockTolerance = time.Hour
-
-func fromFuture(e destination.Entry) bool { return e.Time.After(e.Stored.Add(clockTolerance)) }

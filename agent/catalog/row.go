@@ -35,12 +35,7 @@ func newView(r *Report, known []string) *view {
 			v.seen[e.Name][d.Name] = e
 		}
 	}
-	slices.SortFunc(v.order, func(a, b destination.Entry) int {
-		if newer(a, b) {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(v.order, destination.NewestFirst)
 	return v
 }
 

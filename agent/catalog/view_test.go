@@ -92,7 +92,7 @@ func TestNewest(t *testing.T) {
 	for _, e := range v.order {
 		order = append(order, e.Name)
 	}
-	require.Equal(t, []string{"new", "old", "future"}, order)
+	require.Equal(t, []string{"new", "future", "old"}, order, "the one from the future was stored just now")
 
 	r.Run = &Run{Manifest: &v1.Manifest{Name: "mine"}}
 	require.Equal(t, "mine", newView(r, nil).newest().name)

@@ -92,6 +92,8 @@ func (f *listFlags) run(ctx context.Context, e *env) error {
 
 // listed is one snapshot.
 type listed struct {
+	taken time.Time // what rows are sorted by
+
 	Name      string       `json:"name"`
 	Policy    string       `json:"policy"`
 	CreatedAt time.Time    `json:"createdAt"`
@@ -153,7 +155,7 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 		if !f.all && r.Policy != l.policy.Name {
 			continue
 		}
-		row := listed{Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}, Verification: noted(r.Copies)}
+		row := listed{taken: r.Snapshot().Taken(), Name: r.Name, Policy: r.Policy, CreatedAt: r.Time, Copies: []listedCopy{}, Verification: noted(r.Copies)}
 		for _, part := range s.Destinations {
 			d := part.Destination
 			c, ok := r.Copies[d.Spec.Name]
@@ -180,7 +182,7 @@ func (f *listFlags) collect(ctx context.Context, e *env, l *loaded, s *destinati
 		shown[rows[i].Name] = &rows[i]
 	}
 	rows = append(rows, f.elsewhere(l, catalogued, shown)...)
-	slices.SortStableFunc(rows, func(a, b listed) int { return b.CreatedAt.Compare(a.CreatedAt) })
+	slices.SortStableFunc(rows, func(a, b listed) int { return b.taken.Compare(a.taken) })
 	return rows, nil
 }
 
@@ -213,7 +215,7 @@ func (f *listFlags) elsewhere(l *loaded, catalogued map[string]*v1.EtcdSnapshot,
 				row.Verification = known.Status.Verification
 			}
 		} else {
-			row = &listed{Name: name, Policy: known.Spec.Policy, CreatedAt: known.Spec.CreatedAt.UTC(), Verification: known.Status.Verification,
+			row = &listed{taken: known.Spec.CreatedAt.Time, Name: name, Policy: known.Spec.Policy, CreatedAt: known.Spec.CreatedAt.UTC(), Verification: known.Status.Verification,
 				Manifest: &v1.Manifest{SchemaVersion: v1.ManifestSchemaVersion, Name: name, SnapshotFacts: known.Spec}}
 		}
 		for _, c := range known.Status.Destinations {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -308,15 +307,18 @@ func (f *verifyFlags) choose(e *env, l *loaded, survey *destination.Survey, name
 	if err != nil {
 		return nil, err
 	}
-	place := map[string]int{} // of the same second, the survey knows which was stored last
-	for i, row := range survey.Snapshots {
-		place[row.Name] = i
+	listed := map[string]retention.Snapshot{}
+	for _, row := range survey.Snapshots {
+		listed[row.Name] = row.Snapshot()
 	}
-	slices.SortFunc(all, func(a, b string) int {
-		x, _ := archive.ParseName(a)
-		y, _ := archive.ParseName(b)
-		return cmp.Or(y.Time.Compare(x.Time), cmp.Compare(place[a], place[b]), strings.Compare(b, a))
-	})
+	order := func(name string) retention.Snapshot {
+		if s, ok := listed[name]; ok {
+			return s
+		}
+		parsed, _ := archive.ParseName(name)
+		return retention.Snapshot{Name: name, Time: parsed.Time}
+	}
+	slices.SortFunc(all, func(a, b string) int { return retention.NewestFirst(order(a), order(b)) })
 	if len(names) == 0 && !f.all && (f.latest || f.since == "") {
 		all = all[:min(len(all), 1)]
 	}

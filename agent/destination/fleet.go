@@ -158,10 +158,11 @@ func interval(newestFirst []Entry, policy string) time.Duration {
 		if e.Policy != policy {
 			continue
 		}
+		taken := e.Snapshot().Taken()
 		if !later.IsZero() {
-			gaps = append(gaps, later.Sub(e.Time))
+			gaps = append(gaps, later.Sub(taken))
 		}
-		if later = e.Time; len(gaps) == recentGaps {
+		if later = taken; len(gaps) == recentGaps {
 			break
 		}
 	}

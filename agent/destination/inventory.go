@@ -136,8 +136,8 @@ func (e Entry) has(key string) bool {
 	return slices.ContainsFunc(e.Beside, func(o store.Object) bool { return o.Key == key })
 }
 
-// snapshot is what retention orders and counts by.
-func (e Entry) snapshot() retention.Snapshot {
+// Snapshot is what retention orders and counts by.
+func (e Entry) Snapshot() retention.Snapshot {
 	return retention.Snapshot{Name: e.Name, Time: e.Time, Stored: e.Stored}
 }
 
@@ -146,6 +146,7 @@ func (inv *Inventory) Forget(names []string) {
 	inv.Snapshots = slices.DeleteFunc(inv.Snapshots, func(e Entry) bool { return slices.Contains(names, e.Name) })
 }
 
-func newestFirst(es []Entry) {
-	slices.SortFunc(es, func(a, b Entry) int { return retention.NewestFirst(a.snapshot(), b.snapshot()) })
-}
+func newestFirst(es []Entry) { slices.SortFunc(es, NewestFirst) }
+
+// NewestFirst is retention's order.
+func NewestFirst(a, b Entry) int { return retention.NewestFirst(a.Snapshot(), b.Snapshot()) }

@@ -23,7 +23,7 @@ func (d *Destination) Plan(inv *Inventory, policy *v1.EtcdSnapshotPolicy, now ti
 		if e.Policy == policy.Name {
 			proof := e.Proof()
 			good := !proof.Corrupt && (proof.Level != "" || verified != nil && verified(e.Name))
-			s := e.snapshot()
+			s := e.Snapshot()
 			s.Verified = good
 			ss = append(ss, s)
 		}

@@ -67,10 +67,11 @@ func Look(ctx context.Context, ds []*Destination) *Survey {
 	for _, r := range rows {
 		s.Snapshots = append(s.Snapshots, *r)
 	}
-	slices.SortFunc(s.Snapshots, func(a, b Row) int { return retention.NewestFirst(a.snapshot(), b.snapshot()) })
+	slices.SortFunc(s.Snapshots, func(a, b Row) int { return retention.NewestFirst(a.Snapshot(), b.Snapshot()) })
 	return s
 }
 
-func (r Row) snapshot() retention.Snapshot {
+// Snapshot is what retention orders by.
+func (r Row) Snapshot() retention.Snapshot {
 	return retention.Snapshot{Name: r.Name, Time: r.Time, Stored: r.Stored}
 }

@@ -224,10 +224,11 @@ func Choose(survey *destination.Survey, policy string, want Selection) (destinat
 		if want.Name != "" || policy != "" && row.Policy != policy {
 			continue
 		}
-		if want.Latest || !row.Time.After(want.At) {
+		taken := row.Snapshot().Taken()
+		if want.Latest || !taken.After(want.At) {
 			return row, nil
 		}
-		oldest = row.Time
+		oldest = taken
 	}
 	switch {
 	case want.Name != "":

@@ -35,13 +35,24 @@ type Decision struct {
 	Reasons []string
 }
 
-// NewestFirst orders snapshots: by the time that their names say, of the same second by when the store got them, then by name.
-func NewestFirst(a, b Snapshot) int {
-	return cmp.Or(b.Time.Compare(a.Time), b.Stored.Compare(a.Stored), cmp.Compare(b.Name, a.Name))
+// Taken is when it was taken: the time in its name, or, where a wrong clock made that, when the store got it.
+func (s Snapshot) Taken() time.Time {
+	if s.ahead() {
+		return s.Stored
+	}
+	return s.Time
 }
+
+// ahead says that the name is ahead of the store's clock.
+func (s Snapshot) ahead() bool { return !s.Stored.IsZero() && s.Time.Sub(s.Stored) > clockTolerance }
 
 // clockTolerance is how far a name's time may be ahead of the store's clock before it is taken for wrong.
 const clockTolerance = time.Hour
+
+// NewestFirst orders snapshots: by when they were taken, of the same second by when the store got them, then by name.
+func NewestFirst(a, b Snapshot) int {
+	return cmp.Or(b.Taken().Compare(a.Taken()), b.Stored.Compare(a.Stored), cmp.Compare(b.Name, a.Name))
+}
 
 // Plan decides for each snapshot, in the order of NewestFirst. A nil policy keeps all.
 // Calendar rules count in loc. A policy that cannot be read is an error and no decision.
@@ -68,7 +79,7 @@ func Plan(snapshots []Snapshot, policy *v1.Retention, now time.Time, loc *time.L
 		switch {
 		case d.Time.After(now):
 			d.keep("in the future: not counted")
-		case !d.Stored.IsZero() && d.Time.Sub(d.Stored) > clockTolerance:
+		case d.ahead():
 			d.keep("named ahead of the store's clock: not counted")
 		default:
 			counted = append(counted, d)

@@ -141,6 +141,26 @@ func TestClockAheadOfTheStore(t *testing.T) {
 	require.Len(t, kept(ds), 6)
 }
 
+// TestNewestFirst: a name that is ahead of the store's clock does not make a snapshot the newest for a year.
+func TestNewestFirst(t *testing.T) {
+	in := func(name string, taken, stored time.Duration) Snapshot {
+		return Snapshot{Name: name, Time: now.Add(taken), Stored: now.Add(stored)}
+	}
+	want := []Snapshot{
+		in("newest", 0, time.Minute),
+		in("same second, stored later", -time.Hour, -50*time.Minute),
+		in("same second, stored first", -time.Hour, -55*time.Minute),
+		in("named a year ahead", 365*24*time.Hour, -2*time.Hour),
+		in("a little ahead of the store", -3*time.Hour, -3*time.Hour-30*time.Minute),
+		in("copied here today", -100*time.Hour, 0),
+		{Name: "of an unknown store", Time: now.Add(-101 * time.Hour)},
+	}
+	got := slices.Clone(want)
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(got), func(i, j int) { got[i], got[j] = got[j], got[i] })
+	slices.SortFunc(got, NewestFirst)
+	require.Equal(t, want, got)
+}
+
 // TestClockAheadOnce: the same where no other clock is at hand. Afterwards the one from the future does not count.
 func TestClockAheadOnce(t *testing.T) {
 	ahead := now.AddDate(1, 0, 0)

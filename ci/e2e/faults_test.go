@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -372,9 +371,7 @@ func (f *faults) noSpace(t *testing.T) {
 		c.OnNode(t, f.node.Name, "timeout", "120", "sh", "-c", "until grep -q 'the catalog is not up to date' /var/log/pods/"+system+"_"+job+"*/agent/*.log; do sleep 0.2; done")
 
 		// What docs/data-path.md says to do meanwhile: a snapshot from the node itself.
-		policy := filepath.Join("/var/lib/root", "policy.yaml")
-		manifest := c.Kubectl(t, "get", "esp", "-n", system, "etcd-snapshot", "-o", "yaml")
-		require.NoError(t, os.WriteFile(f.node.Path(policy), []byte(manifest), 0o600))
+		policy := f.policyFile(t)
 		_, err := c.Exec(t.Context(), f.node.Name, e2e.Agent(), "snapshot", "--policy-file", policy, "--kubeconfig", "/etc/kubernetes/admin.conf", "--destination", "node", "--catalog-timeout", "1s", "--spool-dir", "/var/lib/root/spool")
 		require.NoError(t, err)
 		doctor, err := c.Exec(t.Context(), f.node.Name, e2e.Agent(), "doctor", "--policy-file", policy, "--kubeconfig", "/etc/kubernetes/admin.conf", "--destination", "node", "--spool-dir", "/var/lib/root/spool")
@@ -457,7 +454,9 @@ func (f *faults) clock(t *testing.T) {
 		require.Contains(t, run.End(t).Message, "clock")
 		require.WithinDuration(t, time.Now().Add(30*day), taken(t, before), time.Hour)
 		f.after(t, "clock 30 days ahead", before, ended(t, run))
-		require.WithinDuration(t, time.Now(), c.Policy(t, system, "etcd-snapshot").Status.LastSuccessTime.Time, time.Hour, "status goes by the wrong clock")
+		policy := c.Policy(t, system, "etcd-snapshot")
+		require.WithinDuration(t, time.Now(), policy.Status.LastSuccessTime.Time, time.Hour, "status goes by the wrong clock")
+		f.latest(t, policy.Status.LastSnapshot)
 	})
 	// Within what a bucket tolerates.
 	t.Run("a little ahead", func(t *testing.T) {
@@ -477,6 +476,32 @@ func (f *faults) clock(t *testing.T) {
 		f.after(t, "clock 30 days behind", before, ended(t, run))
 	})
 	c.Upgrade(t, f.release)
+}
+
+// latest demands that the snapshot which is verified, listed first and restored is this one, and not one from the future.
+func (f *faults) latest(t *testing.T, name string) {
+	t.Helper()
+	file := f.policyFile(t)
+	for _, args := range [][]string{
+		{"verify", "--level", "checksum"},
+		{"list"},
+		{"restore", "--latest", "--data-dir", "/var/lib/root/restored"},
+	} {
+		out, err := c.Exec(t.Context(), f.node.Name, append([]string{e2e.Agent(), args[0], "--policy-file", file, "--kubeconfig", "/etc/kubernetes/admin.conf", "--destination", "node", "-o", "json"}, args[1:]...)...)
+		require.NoError(t, err, args[0])
+		_, first, _ := strings.Cut(string(out), "etcd-snapshot-2")
+		require.True(t, strings.HasPrefix("etcd-snapshot-2"+first, name), "%s: %.300s", args[0], out)
+	}
+	c.OnNode(t, f.node.Name, "rm", "-r", "/var/lib/root/restored")
+}
+
+// policyFile saves the policy on the node, as docs/data-path.md says.
+func (f *faults) policyFile(t *testing.T) (path string) {
+	t.Helper()
+	path = "/var/lib/root/policy.yaml"
+	manifest := c.Kubectl(t, "get", "esp", "-n", system, "etcd-snapshot", "-o", "yaml")
+	require.NoError(t, os.WriteFile(f.node.Path(path), []byte(manifest), 0o600))
+	return path
 }
 
 const etcdURL = "https://127.0.0.1:2379"

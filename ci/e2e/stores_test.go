@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	v1 "etcdsnapshot.dev/agent/api/v1"
+	"etcdsnapshot.dev/agent/archive"
 	"etcdsnapshot.dev/ci/cluster"
 	"etcdsnapshot.dev/ci/e2e"
 	"etcdsnapshot.dev/ci/emulator"
@@ -85,8 +86,8 @@ func listed(t *testing.T, dir string) (names []string) {
 	manifests, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	require.NoError(t, err)
 	for _, file := range manifests {
-		if filepath.Base(file) == "cluster.json" {
-			continue
+		if _, ok := archive.ParseName(strings.TrimSuffix(filepath.Base(file), ".json")); !ok {
+			continue // cluster.json, and notes of verifications
 		}
 		data, err := os.ReadFile(file)
 		require.NoError(t, err)
