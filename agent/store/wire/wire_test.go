@@ -30,7 +30,10 @@ func TestCertificates(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			transport := &http.Transport{TLSClientConfig: c.conf}
 			defer transport.CloseIdleConnections()
-			_, err := (&http.Client{Transport: transport}).Get(server.URL)
+			resp, err := (&http.Client{Transport: transport}).Get(server.URL)
+			if err == nil {
+				resp.Body.Close()
+			}
 			require.Error(t, err)
 			require.ErrorContains(t, Explain(err, server.URL, "endpoint"), "(the certificate of "+server.URL+" does not verify: "+c.says)
 		})
