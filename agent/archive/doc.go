@@ -42,5 +42,7 @@ func (f *failure) Unwrap() []error { return f.is }
 // Sizes of the buffers between layers. Large ones keep the number of system calls and of hand-overs small.
 const (
 	largeBuffer = 1 << 20
+	pipeBuffer  = 512 << 10 // there are several; larger ones were hardly faster
+	spoolBuffer = 256 << 10 // of a plain database, whose pieces are larger, nothing passes through it
 	layerBuffer = 128 << 10
 )

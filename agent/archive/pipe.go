@@ -11,7 +11,7 @@ var errClosed = errors.New("write after Close")
 // Sizes of a Pipe that are used where 0 is given.
 const (
 	DefaultPipeBuffers    = 4
-	DefaultPipeBufferSize = 512 << 10
+	DefaultPipeBufferSize = pipeBuffer
 )
 
 // Pipe is a writer that hands what is written to another goroutine in large pieces: Write copies into a buffer and

@@ -55,7 +55,7 @@ func CreateSpool(dir, name string) (*Spool, error) {
 		}
 		if isSame(f, path) {
 			h := sha256.New()
-			return &Spool{dir: dir, path: path, f: f, hash: h, w: bufio.NewWriterSize(f, 256<<10)}, nil
+			return &Spool{dir: dir, path: path, f: f, hash: h, w: bufio.NewWriterSize(f, spoolBuffer)}, nil
 		}
 		f.Close()
 	}

@@ -112,8 +112,8 @@ func (t *tally) inventory() *Inventory {
 			inv.Dangling = append(inv.Dangling, name)
 		}
 	}
-	newestFirst(inv.Snapshots)
-	newestFirst(inv.Orphans)
+	slices.SortFunc(inv.Snapshots, NewestFirst)
+	slices.SortFunc(inv.Orphans, NewestFirst)
 	slices.Sort(inv.Dangling)
 	return inv
 }
@@ -145,8 +145,6 @@ func (e Entry) Snapshot() retention.Snapshot {
 func (inv *Inventory) Forget(names []string) {
 	inv.Snapshots = slices.DeleteFunc(inv.Snapshots, func(e Entry) bool { return slices.Contains(names, e.Name) })
 }
-
-func newestFirst(es []Entry) { slices.SortFunc(es, NewestFirst) }
 
 // NewestFirst is retention's order.
 func NewestFirst(a, b Entry) int { return retention.NewestFirst(a.Snapshot(), b.Snapshot()) }
