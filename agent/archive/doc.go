@@ -43,6 +43,6 @@ func (f *failure) Unwrap() []error { return f.is }
 const (
 	largeBuffer = 1 << 20
 	pipeBuffer  = 512 << 10 // there are several; larger ones were hardly faster
-	spoolBuffer = 256 << 10 // of a plain database, whose pieces are larger, nothing passes through it
+	spoolBuffer = 64 << 10  // larger pieces take the system longer to copy
 	layerBuffer = 128 << 10
 )

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -25,7 +26,8 @@ const (
 	// window is how much of a stream may be on its way or unread: enough for 10 Gbit/s over 3 ms. It bounds our
 	// memory, too. gRPC's default of 64 KiB is a round trip for every two messages of etcd.
 	window = 4 << 20
-	// readBuffer is how much is read from the connection at once.
+	// readBuffer is how much is read from the connection at once. It is below TLS, which would ask the system for each
+	// record of 16 KiB; what gRPC reads comes out of it and needs no large buffer of its own.
 	readBuffer = 256 << 10
 	// maxMessage is far above the 32 KiB that etcd sends at once.
 	maxMessage = 16 << 20
@@ -85,7 +87,6 @@ func newLink(a address, conf *tls.Config, dialTimeout time.Duration) (*link, err
 		}),
 		grpc.WithInitialWindowSize(window),
 		grpc.WithInitialConnWindowSize(window),
-		grpc.WithReadBufferSize(readBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
 	if err != nil {
@@ -105,8 +106,16 @@ func (l *link) dial(ctx context.Context, _ string) (net.Conn, error) {
 	if !l.secure {
 		l.reached(connected)
 	}
-	return conn, nil
+	return &bufferedConn{conn, bufio.NewReaderSize(conn, readBuffer)}, nil
 }
+
+// bufferedConn reads ahead.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 func (l *link) reached(s stage) {
 	l.mu.Lock()

@@ -300,7 +300,8 @@ type spooled struct {
 }
 
 // stream drains one member's snapshot into the spool. The goroutine that reads from etcd only hashes; another one
-// compresses, encrypts and writes, so that etcd's read transaction ends as soon as can be.
+// compresses, encrypts and writes, so that etcd's read transaction ends as soon as can be. A plain database has nothing
+// to wait for but the system's memory: it is written as it comes.
 func stream(ctx context.Context, q Request, name string, m etcd.Member) (_ *spooled, err error) {
 	s := &spooled{}
 	if s.Spool, err = archive.CreateSpool(q.SpoolDir, name); err != nil {
@@ -320,11 +321,14 @@ func stream(ctx context.Context, q Request, name string, m etcd.Member) (_ *spoo
 	if err != nil {
 		return nil, &localError{err}
 	}
-	pipe := archive.NewPipe(ctx, enc, 0, 0)
-	s.db, err = q.Etcd.Snapshot(ctx, m, &localWriter{w: pipe, tell: func(done int64) {
+	layers := []io.WriteCloser{enc}
+	if !plain {
+		layers = []io.WriteCloser{archive.NewPipe(ctx, enc, 0, 0), enc}
+	}
+	s.db, err = q.Etcd.Snapshot(ctx, m, &localWriter{w: layers[0], tell: func(done int64) {
 		q.Progress(Progress{Phase: "stream", Done: done, Total: m.DBSize})
 	}})
-	for _, end := range []io.Closer{pipe, enc} {
+	for _, end := range layers {
 		if cerr := end.Close(); err == nil && cerr != nil {
 			err = &localError{cerr}
 		}
