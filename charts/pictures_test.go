@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"html"
 	"net/url"
 	"os"
 	"os/exec"
@@ -17,7 +16,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
@@ -27,33 +25,35 @@ import (
 	"etcdsnapshot.dev/ci/etcdtest"
 	"etcdsnapshot.dev/ci/kubetest"
 	"etcdsnapshot.dev/ci/parts"
+	"etcdsnapshot.dev/ci/pictures"
 	"etcdsnapshot.dev/ci/promtest"
 )
 
 var makePictures = flag.Bool("pictures", false, "make the pictures in docs/pictures anew (make pictures)")
 
 const (
-	pictures = "../docs/pictures/"
+	dashboardPicture = "dashboard.png"
+	dashboardChecked = "dashboard.sha256"
 	// pictured is how many snapshots are taken for the pictures. On a machine that does nothing else it takes a minute or two.
 	pictured = 48
 )
 
 // TestPictures keeps the pictures in step with what they show; with -pictures it makes them anew, of real runs: the agent
 // takes snapshots of a real etcd that is written to, and records them in a real API server; kube-state-metrics and
-// Prometheus make of it what the dashboard asks for.
+// Prometheus make of it what the dashboard asks for. That of a restore is of TestDisaster's cluster (ci/e2e).
 func TestPictures(t *testing.T) {
 	if *makePictures {
 		makeAll(t)
 	}
-	sum, err := os.ReadFile(pictures + "dashboard.sha256")
+	sum, err := os.ReadFile(pictures.File(dashboardChecked))
 	require.NoError(t, err)
 	require.Equal(t, dashboardSum(t), strings.TrimSpace(string(sum)), "the dashboard was changed after its picture was made: run `make pictures`")
-	info, err := os.Stat(pictures + "dashboard.png")
+	info, err := os.Stat(pictures.File(dashboardPicture))
 	require.NoError(t, err)
 	require.Less(t, info.Size(), int64(400<<10))
 
 	// What terminals show has the columns that kubectl prints by the CRD, and those that status prints.
-	table := readSVG(t, "snapshots.svg")
+	table := terminal(t, "snapshots.svg")
 	crd, err := api.CRD(v1.SnapshotResource)
 	require.NoError(t, err)
 	require.Equal(t, strings.Join(columnsOf(t, crd), " "), strings.Join(strings.Fields(table[1]), " "), "the CRD's columns were changed: run `make pictures`")
@@ -61,7 +61,7 @@ func TestPictures(t *testing.T) {
 	verb, err := os.ReadFile("../agent/cli/safe.go")
 	require.NoError(t, err)
 	headers := 0
-	for _, line := range readSVG(t, "status.svg")[1:] {
+	for _, line := range terminal(t, "status.svg")[1:] {
 		if line == strings.ToUpper(line) && !strings.ContainsAny(line, "0123456789") { // a line of headers
 			headers++
 			for _, h := range regexp.MustCompile(` {2,}`).Split(line, -1) {
@@ -70,6 +70,20 @@ func TestPictures(t *testing.T) {
 		}
 	}
 	require.Equal(t, 2, headers)
+
+	verb, err = os.ReadFile("../agent/cli/doctor.go")
+	require.NoError(t, err)
+	require.Contains(t, string(verb), `"`+strings.Join(strings.Fields(terminal(t, "doctor.svg")[1]), `", "`)+`"`, "doctor prints other columns: run `make pictures`")
+	verb, err = os.ReadFile("../agent/cli/restore.go")
+	require.NoError(t, err)
+	labels := 0
+	for _, line := range terminal(t, "restore.svg") {
+		if m := regexp.MustCompile(`^  ([A-Z][A-Z0-9 ]+?) {2,}`).FindStringSubmatch(line); m != nil {
+			labels++
+			require.Contains(t, string(verb), `"  `+m[1]+`"`, "restore prints other lines: run `make e2e TESTFLAGS='-run TestDisaster$$ -pictures'`")
+		}
+	}
+	require.GreaterOrEqual(t, labels, 7)
 }
 
 func dashboardSum(t *testing.T) string {
@@ -100,7 +114,6 @@ func columnsOf(t *testing.T, crd []byte) []string {
 }
 
 func makeAll(t *testing.T) {
-	require.NoError(t, os.MkdirAll(pictures, 0o755))
 	dir := t.TempDir()
 	agent := filepath.Join(dir, "etcd-snapshot-agent")
 	command(t, "", "go", "build", "-o", agent, "../agent")
@@ -149,9 +162,48 @@ func makeAll(t *testing.T) {
 	})
 	end := time.Now()
 	kubectl := filepath.Join(parts.Require(t, "kubernetes"), "kubectl")
-	writeSVG(t, "snapshots.svg", "kubectl get etcdsnapshots -n kube-system", command(t, "", kubectl, "--kubeconfig", kubeconfig, "get", "etcdsnapshots", "-n", "kube-system"))
-	writeSVG(t, "status.svg", "etcd-snapshot-agent status --policy etcd -n kube-system", statusOf(t, agent, from))
+	draw(t, "snapshots.svg", "kubectl get etcdsnapshots -n kube-system", command(t, "", kubectl, "--kubeconfig", kubeconfig, "get", "etcdsnapshots", "-n", "kube-system"))
+	draw(t, "status.svg", "etcd-snapshot-agent status --policy etcd -n kube-system", statusOf(t, agent, from))
+	doctor := []string{"doctor", "--node", "cp1", "--spool-dir", filepath.Join(dir, "spool")}
+	draw(t, "doctor.svg", "etcd-snapshot-agent doctor --policy etcd -n kube-system", shortened(command(t, "", agent, append(doctor, from...)...),
+		cluster.Certs.CAFile, "/etc/etcd/pki/ca.crt", cluster.Certs.ClientCertFile, "/etc/etcd/pki/client.crt", cluster.Certs.ClientKeyFile, "/etc/etcd/pki/client.key",
+		filepath.Join(dir, "node"), "/var/lib/etcd-snapshots", filepath.Join(dir, "nfs"), "/mnt/nfs/etcd", filepath.Join(dir, "spool"), "/var/tmp/spool"))
+	if _, err := exec.LookPath("chromium"); err != nil {
+		t.Log("the dashboard's picture is left as it is: ", err)
+		return
+	}
 	drawDashboard(t, prometheus, begin, end)
+}
+
+// shortened puts short paths in the cells of a table, and sets its last column beside them.
+func shortened(table string, paths ...string) string {
+	r := strings.NewReplacer(paths...)
+	lines := strings.Split(table, "\n")
+	last, widest := strings.LastIndex(lines[0], " ")+1, 0
+	cells := func(l string) string { return strings.TrimRight(r.Replace(l[:last]), " ") }
+	for _, l := range lines {
+		if len(l) > last {
+			widest = max(widest, len(cells(l)))
+		}
+	}
+	for i, l := range lines {
+		if len(l) > last {
+			lines[i] = fmt.Sprintf("%-*s   %s", widest, cells(l), r.Replace(l[last:]))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func draw(t *testing.T, name, command, output string) {
+	t.Helper()
+	require.NoError(t, pictures.DrawTerminal(name, command, output))
+}
+
+func terminal(t *testing.T, name string) []string {
+	t.Helper()
+	lines, err := pictures.TerminalLines(name)
+	require.NoError(t, err)
+	return lines
 }
 
 // statusOf is what the verb prints; its exit code is a judgement and no failure.
@@ -216,13 +268,11 @@ func drawDashboard(t *testing.T, prometheus *promtest.Program, from, to time.Tim
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "index.html"), []byte(page), 0o600))
 	ctx, cancel := context.WithTimeout(t.Context(), promtest.Patience)
 	defer cancel()
-	png, err := filepath.Abs(pictures + "dashboard.png")
-	require.NoError(t, err)
 	out, err = exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--user-data-dir="+filepath.Join(dir, "profile"), "--hide-scrollbars",
-		"--window-size=1208,1420", "--allow-file-access-from-files", "--virtual-time-budget=8000", "--screenshot="+png, "file://"+filepath.Join(dir, "index.html")).CombinedOutput()
+		"--window-size=1208,1420", "--allow-file-access-from-files", "--virtual-time-budget=8000", "--screenshot="+pictures.File(dashboardPicture), "file://"+filepath.Join(dir, "index.html")).CombinedOutput()
 	require.NoError(t, err, "%s", out)
-	require.NoError(t, os.WriteFile(pictures+"dashboard.sha256", []byte(dashboardSum(t)+"\n"), 0o644))
+	require.NoError(t, os.WriteFile(pictures.File(dashboardChecked), []byte(dashboardSum(t)+"\n"), 0o644))
 }
 
 // grafanaComponents gives the node_modules of ci/pictures/grafana, which lies in the cache and is filled once for each lock file.
@@ -258,51 +308,4 @@ func command(t *testing.T, dir, name string, args ...string) string {
 	out, err := cmd.Output()
 	require.NoError(t, err, "%s %v\n%s%s", name, args, out, stderr.String())
 	return string(out)
-}
-
-// writeSVG draws what a command printed as a terminal shows it. Any font that is monospaced will do: each line is as
-// wide as it says.
-func writeSVG(t *testing.T, name, command, output string) {
-	t.Helper()
-	const cell, height, margin = 7.8, 20, 16
-	lines := append([]string{"$ " + command}, strings.Split(strings.TrimRight(output, "\n"), "\n")...)
-	columns := 0
-	for _, l := range lines {
-		columns = max(columns, utf8.RuneCountInString(l))
-	}
-	width, total := int(float64(columns)*cell)+2*margin, (len(lines)+1)*height+2*margin
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-labelledby="title desc">`+"\n", width, total, width, total)
-	fmt.Fprintf(&b, "<title id=\"title\">%s</title>\n<desc id=\"desc\">What the command printed in a real run.</desc>\n", html.EscapeString(command))
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" rx="8" fill="#1b1f27" stroke="#57606a"/>`+"\n", width, total)
-	for i, colour := range []string{"#ff5f57", "#febc2e", "#28c840"} {
-		fmt.Fprintf(&b, `<circle cx="%d" cy="18" r="5" fill="%s"/>`+"\n", 20+i*18, colour)
-	}
-	b.WriteString(`<g font-family="ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace" font-size="13" fill="#e6edf3">` + "\n")
-	for i, l := range lines {
-		l = strings.TrimRight(l, " ")
-		if l == "" {
-			continue
-		}
-		fill := ""
-		if i == 0 {
-			fill = ` fill="#7ee787"`
-		}
-		fmt.Fprintf(&b, `<text x="%d" y="%d" textLength="%.1f" xml:space="preserve"%s>%s</text>`+"\n", margin, margin+(i+2)*height-6, float64(utf8.RuneCountInString(l))*cell, fill, html.EscapeString(l))
-	}
-	b.WriteString("</g>\n</svg>\n")
-	require.NoError(t, os.WriteFile(pictures+name, []byte(b.String()), 0o644))
-}
-
-// readSVG gives the lines of a picture that writeSVG drew.
-func readSVG(t *testing.T, name string) (lines []string) {
-	t.Helper()
-	data, err := os.ReadFile(pictures + name)
-	require.NoError(t, err)
-	for _, l := range strings.Split(string(data), "\n") {
-		if text, ok := strings.CutSuffix(l, "</text>"); ok {
-			lines = append(lines, html.UnescapeString(text[strings.Index(text, ">")+1:]))
-		}
-	}
-	return lines
 }

@@ -181,7 +181,11 @@ func (f *doctorFlags) print(e *env, found []doctor.Finding) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(e.stdout, "\n%d failed, %d warnings, %d ok, %d skipped\n", counts[doctor.Fail], counts[doctor.Warn], counts[doctor.OK], counts[doctor.Skip])
+	warnings := "warnings"
+	if counts[doctor.Warn] == 1 {
+		warnings = "warning"
+	}
+	_, err := fmt.Fprintf(e.stdout, "\n%d failed, %d %s, %d ok, %d skipped\n", counts[doctor.Fail], counts[doctor.Warn], warnings, counts[doctor.OK], counts[doctor.Skip])
 	return err
 }
 

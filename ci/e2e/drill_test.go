@@ -5,6 +5,7 @@ package e2e_test
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +21,10 @@ import (
 	v1 "etcdsnapshot.dev/agent/api/v1"
 	"etcdsnapshot.dev/agent/restore"
 	"etcdsnapshot.dev/ci/e2e"
+	"etcdsnapshot.dev/ci/pictures"
 )
+
+var makePictures = flag.Bool("pictures", false, "make the picture of a restore in docs/pictures anew")
 
 // The disaster that all this is for: etcd's data are deleted, an empty etcd comes up in their place, and the cluster forgets
 // itself. One command on the node, and all is as it was in the snapshot; and who was watching meanwhile sees it.
@@ -69,6 +73,11 @@ func TestDisaster(t *testing.T) {
 	require.True(t, slices.ContainsFunc(jobs.Items, func(j batchv1.Job) bool {
 		return strings.HasPrefix(j.Name, "etcd-snapshot-") && !strings.HasPrefix(j.Name, "etcd-snapshot-now-")
 	}), "the CronJob's controller made no Job")
+	if *makePictures {
+		args := " restore --kubeadm --latest --from-dir " + d.folder
+		out := c.OnNode(t, d.node.Name, "sh", "-c", e2e.Agent()+args+" 2>&1")
+		require.NoError(t, pictures.DrawTerminal("restore.svg", "etcd-snapshot-agent"+args, out))
+	}
 }
 
 // Three nodes with stacked etcd: the lead goes to another member during a run; one is lost, and replaced without a restore;
