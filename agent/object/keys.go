@@ -95,7 +95,7 @@ func transformer(provider, secret string) (value.Transformer, error) {
 			return nil, fmt.Errorf("secret has %d bytes: 16, 24 or 32 are a key of AES", len(key))
 		}
 		if provider == "aescbc" {
-			return k8saes.NewCBCTransformer(block), nil
+			return padded{k8saes.NewCBCTransformer(block)}, nil
 		}
 		return k8saes.NewGCMTransformer(block)
 	case "secretbox":
@@ -105,6 +105,17 @@ func transformer(provider, secret string) (value.Transformer, error) {
 		return secretbox.NewSecretboxTransformer([32]byte(key)), nil
 	}
 	return nil, fmt.Errorf("the provider %s has no keys that are known here", provider)
+}
+
+// padded refuses what is too short for CBC, whose last block always has padding: Kubernetes' own code takes a value of an
+// initialisation vector alone for granted not to be, and panics.
+type padded struct{ value.Transformer }
+
+func (p padded) TransformFromStorage(ctx context.Context, data []byte, at value.Context) ([]byte, bool, error) {
+	if len(data) <= aes.BlockSize {
+		return nil, false, errors.New("it ends before the first block")
+	}
+	return p.Transformer.TransformFromStorage(ctx, data, at)
 }
 
 // Open gives the value in clear: as it is where it is not encrypted. The error is a *EncryptedError. key is the key in etcd,
